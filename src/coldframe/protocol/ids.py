@@ -1,0 +1,59 @@
+"""Ids: random, short, and a sandbox's id names its node.
+
+A router can find a sandbox's node from the id alone, so it needs no database.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from coldframe.protocol.errors import InvalidRequestError
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_SANDBOX = re.compile(r"sb-([0-9a-z]{6})-([0-9a-z]{10})")
+_OPERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+def _random(length: int) -> str:
+    return "".join(_ALPHABET[b & 31] for b in secrets.token_bytes(length))
+
+
+def new_node_id() -> str:
+    """Six characters, unique among the nodes of a deployment."""
+    return _random(6)
+
+
+def new_sandbox_id(node_id: str) -> str:
+    """`sb-<node>-<random>`: 50 random bits."""
+    return f"sb-{node_id}-{_random(10)}"
+
+
+def new_operation_id() -> str:
+    """`op-<random>`: 80 random bits."""
+    return f"op-{_random(16)}"
+
+
+def node_of(sandbox_id: str) -> str:
+    """Return the id of the node that holds a sandbox.
+
+    Raises:
+        InvalidRequestError: the text is not a sandbox id.
+    """
+    match = _SANDBOX.fullmatch(sandbox_id)
+    if match is None:
+        raise InvalidRequestError(f"{sandbox_id!r} is not a sandbox id (sb-NODE-RANDOM)")
+    return match.group(1)
+
+
+def check_operation_id(operation_id: str) -> str:
+    """Return the id itself if it may be used.
+
+    Raises:
+        InvalidRequestError: empty, over 128 characters, or with other than [A-Za-z0-9._:-].
+    """
+    if _OPERATION.fullmatch(operation_id) is None:
+        raise InvalidRequestError(
+            f"operation id {operation_id!r}: 1 to 128 characters of [A-Za-z0-9._:-]"
+        )
+    return operation_id

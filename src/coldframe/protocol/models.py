@@ -1,0 +1,366 @@
+"""What crosses the seams: sandboxes, execs, files. Frozen, checked when they are made.
+
+Sizes are bytes, durations are seconds, times are Unix seconds unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+
+# --- sandboxes ------------------------------------------------------------------------
+
+
+class SandboxState(StrEnum):
+    """States of the life cycle; see the design."""
+
+    REQUESTED = "requested"
+    PROVISIONING = "provisioning"
+    READY = "ready"
+    PAUSED = "paused"
+    TERMINATING = "terminating"
+    DELETED = "deleted"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+class SandboxSpec(_Model):
+    """What a caller asks for. Every default is a limit that is enforced."""
+
+    image: str
+    cpu: float = Field(default=4.0, ge=0.01, le=4096)
+    memory_bytes: int = Field(default=4 * GIB, ge=4 * MIB, le=1 << 50)
+    pids: int = Field(default=1024, ge=4, le=1 << 22)
+    disk_bytes: int | None = Field(default=None, ge=MIB, le=1 << 50)
+    """Limit on what the sandbox may write; None: what the store has. Refused by a store that cannot hold it."""
+    shm_bytes: int = Field(default=GIB, ge=MIB, le=1 << 40)
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: str | None = None
+    """None: the image's."""
+    user: str | int | None = None
+    """Name or id, optionally `user:group`; None: the image's."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    ttl_s: float | None = Field(default=7200.0, gt=0, le=10 * 365 * 86400)
+    """Lease: the sandbox is deleted this long after its creation or last renewal; None: never."""
+    name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")
+    no_new_privileges: bool = False
+
+
+class SandboxInfo(_Model):
+    """What the node knows of one sandbox at one moment."""
+
+    id: str
+    node_id: str
+    runtime: str
+    spec: SandboxSpec
+    image_digest: str
+    layer_digests: tuple[str, ...] = ()
+    state: SandboxState
+    version: int
+    """Raised by every transition of state."""
+    created_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+    expires_at: float | None = None
+    expired: bool = False
+    """Deleted because its lease ended."""
+    reason: str | None = None
+    """Why it failed, was lost or is gone."""
+
+
+class Ledger(_Model):
+    """created = deleted + expired + failed + lost + live + leaked, and leaked must be 0.
+
+    The first six count what the node did; `leaks` names what the kernel has beyond that
+    (cgroups, mounts, namespaces, processes, directories) and `leaked` counts sandboxes or
+    strays behind them.
+    """
+
+    created: int
+    deleted: int
+    expired: int
+    failed: int
+    lost: int
+    live: int
+    leaked: int
+    leaks: tuple[str, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the sum holds and nothing is leaked."""
+        ended = self.deleted + self.expired + self.failed + self.lost
+        return self.leaked == 0 and self.created == ended + self.live
+
+
+# --- exec -----------------------------------------------------------------------------
+
+
+class Reason(StrEnum):
+    """Why an exec ended."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    DEADLINE = "deadline"
+    OOM = "oom"
+    OUTPUT_LIMIT = "output_limit"
+    SANDBOX_GONE = "sandbox_gone"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class PtySize(_Model):
+    """A terminal's size in characters."""
+
+    rows: Annotated[int, Field(ge=1, le=65535)] = 24
+    cols: Annotated[int, Field(ge=1, le=65535)] = 80
+
+
+Argument = Annotated[str | bytes, Field(union_mode="left_to_right")]
+
+
+class ExecRequest(_Model):
+    """One command. Exactly one of `argv` and `command` is given.
+
+    Text is encoded as UTF-8 with surrogate escapes; bytes go as they are.
+    """
+
+    argv: tuple[Argument, ...] | None = None
+    command: Argument | None = None
+    """A command line, run by `shell` as `SHELL -c COMMAND`."""
+    shell: str = "/bin/sh"
+    cwd: Argument | None = None
+    """None: the sandbox's workdir."""
+    env: dict[Argument, Argument | None] = Field(default_factory=dict)
+    """Merged over the sandbox's; a null value removes."""
+    user: str | int | None = None
+    """Name or id, optionally `user:group`; None: the sandbox's."""
+    stdin: bytes | None = None
+    """What the command reads; None: end of file at once."""
+    stdin_open: bool = False
+    """Keep stdin open for `write_stdin`; `stdin` is then written first."""
+    deadline_s: float | None = Field(default=300.0, gt=0, le=10 * 365 * 86400)
+    """The whole tree is killed after this long; None: never."""
+    window_bytes: int = Field(default=MIB, ge=0, le=64 * MIB)
+    """Per stream, how much the result carries: head and tail, half each."""
+    spool_bytes: int = Field(default=64 * MIB, ge=8192, le=1 << 40)
+    """Per stream, how much is kept on the node: head and tail, half each."""
+    kill_bytes: int | None = Field(default=None, ge=1)
+    """Kill the command when stdout and stderr together exceed this; None: never."""
+    pty: PtySize | None = None
+    """Run on a terminal of the sandbox's; stdout holds everything, stderr is empty."""
+    operation_id: str | None = None
+    expected_version: int | None = None
+
+    @model_validator(mode="after")
+    def _one_command(self) -> ExecRequest:
+        if (self.argv is None) == (self.command is None):
+            raise ValueError("give exactly one of argv and command")
+        if self.argv is not None and not self.argv:
+            raise ValueError("argv is empty: its first element names the program")
+        if self.pty is not None and self.stdin is not None and not self.stdin_open:
+            raise ValueError("a terminal's stdin is written with write_stdin; set stdin_open")
+        return self
+
+
+class ProcessInfo(_Model):
+    """A process of the sandbox: its pid inside, and its name (hostile text)."""
+
+    pid: int
+    name: str
+    operation_id: str | None = None
+
+
+class Output(_Model):
+    """One stream of one exec: the whole by length and digest, and the window that was kept."""
+
+    total_bytes: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+    """Hex digest of the whole stream up to the command's end."""
+    head: bytes = b""
+    tail: bytes = b""
+    """Empty unless bytes were left out between head and tail."""
+
+    @property
+    def omitted_bytes(self) -> int:
+        """How many bytes between head and tail the window leaves out."""
+        return self.total_bytes - len(self.head) - len(self.tail)
+
+    @property
+    def window(self) -> bytes:
+        """The whole stream if it fits, else head, a line that says what is missing, tail."""
+        if self.omitted_bytes == 0:
+            return self.head + self.tail
+        return self.head + b"\n[... %d bytes omitted ...]\n" % self.omitted_bytes + self.tail
+
+
+class Resources(_Model):
+    """What one exec used. None: not known on this machine, never a guess."""
+
+    cpu_user_s: float | None = None
+    cpu_system_s: float | None = None
+    memory_peak_bytes: int | None = None
+    """Largest resident set among the command and the children it waited for."""
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+    oom_kills: int | None = None
+    """Processes of the sandbox that the OOM killer ended meanwhile."""
+
+
+class ExecResult(_Model):
+    """How a command ended. Not an exception, whatever its exit code."""
+
+    operation_id: str
+    sandbox_id: str
+    reason: Reason
+    exit_code: int | None = None
+    """Set when the command exited by itself, else None."""
+    signal: int | None = None
+    """Set when a signal ended it."""
+    out: Output = Output()
+    err: Output = Output()
+    started_at: float
+    ended_at: float
+    duration_s: float
+    resources: Resources = Resources()
+    leftovers: tuple[ProcessInfo, ...] = ()
+    """Processes that the command left running."""
+    request: ExecRequest
+    """The request as it was normalised: shell, cwd, user and environment filled in."""
+
+    @property
+    def stdout(self) -> bytes:
+        """The window of stdout; whole unless `out.omitted_bytes`."""
+        return self.out.window
+
+    @property
+    def stderr(self) -> bytes:
+        """The window of stderr; whole unless `err.omitted_bytes`."""
+        return self.err.window
+
+    @property
+    def text(self) -> str:
+        """stdout as text; bytes that are not UTF-8 become U+FFFD."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def ok(self) -> bool:
+        """Whether it exited by itself with 0."""
+        return self.reason is Reason.EXIT and self.exit_code == 0
+
+    @property
+    def returncode(self) -> int:
+        """As a shell would say it: the exit code, or 128 + signal."""
+        return self.exit_code if self.exit_code is not None else 128 + (self.signal or 9)
+
+
+Stream = Literal["stdout", "stderr"]
+
+
+class OutputChunk(_Model):
+    """Bytes of one stream from a cursor on."""
+
+    stream: Stream
+    offset: int
+    """Where `data` begins in the stream; beyond the cursor asked for if bytes were dropped."""
+    data: bytes
+    dropped_bytes: int = 0
+    """Bytes between the cursor asked for and `offset` that the spool no longer has."""
+    eof: bool = False
+    """Nothing follows `data`."""
+
+    @property
+    def next_cursor(self) -> int:
+        """The cursor to ask for next."""
+        return self.offset + len(self.data)
+
+
+class SignalScope(StrEnum):
+    """Whom a signal reaches."""
+
+    LEADER = "leader"
+    GROUP = "group"
+    TREE = "tree"
+    """Every process that the exec started, daemonised ones too."""
+    CHILDREN = "children"
+    """The tree without its leader."""
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+class FileKind(StrEnum):
+    """What a path is."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    DEVICE = "device"
+
+
+class FileStat(_Model):
+    """Metadata of one path in the sandbox; ids are the sandbox's own."""
+
+    kind: FileKind
+    mode: int
+    """Permission bits, 0 to 0o7777."""
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    nlink: int
+    blocks: int
+    """Allocated blocks of 512 bytes."""
+    target: bytes | None = None
+    """Of a link."""
+
+
+class FileEntry(_Model):
+    """One name in a directory. The name is hostile bytes."""
+
+    name: bytes
+    stat: FileStat
+
+
+class Fingerprint(_Model):
+    """A digest of the sandbox's state by parts, and of all of them.
+
+    `excluded` lists what is left out on purpose.
+    """
+
+    digest: str
+    files: str
+    processes: str
+    ports: str
+    users: str
+    limits: str
+    network: str
+    excluded: tuple[str, ...]
+
+
+class Capabilities(_Model):
+    """What a runtime has probed, never what it hopes for."""
+
+    runtime: str
+    isolation: bool
+    """Whether a hostile command is kept from the host."""
+    limits: frozenset[str] = frozenset()
+    """Of cpu, memory, pids, disk: those that are enforced."""
+    pty: bool = False
+    ports: bool = False
+    users: bool = False
+    storage: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,11 @@
+"""Shared fixtures live in tests/fixtures, one file per room."""
+
+from __future__ import annotations
+
+import importlib.util
+
+pytest_plugins = [
+    name
+    for name in ("tests.fixtures.images", "tests.fixtures.runtime", "tests.fixtures.client")
+    if importlib.util.find_spec(name) is not None
+]
