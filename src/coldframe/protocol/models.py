@@ -45,7 +45,10 @@ class SandboxSpec(_Model):
     memory_bytes: int = Field(default=4 * GIB, ge=4 * MIB, le=1 << 50)
     pids: int = Field(default=1024, ge=4, le=1 << 22)
     disk_bytes: int | None = Field(default=None, ge=MIB, le=1 << 50)
-    """Limit on what the sandbox may write; None: what the store has. Refused by a store that cannot hold it."""
+    """Limit on what the sandbox may write; None: what the store has.
+
+    Refused by a store that cannot enforce it.
+    """
     shm_bytes: int = Field(default=GIB, ge=MIB, le=1 << 40)
     env: dict[str, str] = Field(default_factory=dict)
     workdir: str | None = None

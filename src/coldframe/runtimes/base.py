@@ -57,7 +57,8 @@ class RunningExec(Protocol):
     async def write_stdin(self, data: bytes) -> None:
         """Write all of `data`, waiting while the pipe is full.
 
-        Raises InvalidRequestError when stdin was not asked to be open, BrokenPipeError when nobody reads.
+        Raises InvalidRequestError when stdin was not asked to be open, BrokenPipeError when
+        nobody reads.
         """
 
     async def close_stdin(self) -> None:
@@ -129,7 +130,8 @@ class FileAccess(Protocol):
     def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
         """Yield an uncompressed pax tar of the tree below `path`, names relative to it.
 
-        Keeps modes, ids, links, hard links, sparse files as such; leaves out sockets, devices, FIFOs.
+        Keeps modes, ids, links, hard links and sparse files; leaves out sockets, devices and
+        FIFOs.
         """
 
     async def tar_up(
@@ -176,10 +178,10 @@ class SandboxHandle(Protocol):
         """TCP ports that something in the sandbox listens on."""
 
     async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
-        """Kill all of one exec, or everything but pid 1; return what was killed, when it is dead."""
+        """Kill all of one exec, or everything but pid 1; return what was killed once it is dead."""
 
     async def export_upper(self, target: Path) -> None:
-        """Kill what runs, then copy what was written, in layer form, into the empty directory `target`."""
+        """Kill what runs, then copy what was written, in layer form, into the empty `target`."""
 
     async def destroy(self) -> None:
         """End everything; return when the kernel has nothing of it. Twice is fine."""
@@ -203,7 +205,8 @@ class Runtime(Protocol):
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> SandboxHandle:
         """Make a sandbox that is ready for exec.
 
-        Raises CreateError (nothing is left), InvalidRequestError, CapabilityError, StorageFullError.
+        Raises CreateError (nothing is left), InvalidRequestError, CapabilityError,
+        StorageFullError.
         """
 
     async def leaks(self, live: Sequence[str]) -> tuple[str, ...]:

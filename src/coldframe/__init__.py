@@ -1,0 +1,1 @@
+"""Isolated Linux sandboxes, rollouts and trajectories for training language-model agents."""
