@@ -1,0 +1,1 @@
+"""The `coldframe` command: parse, call, print."""

@@ -1,0 +1,183 @@
+"""Entry of the `coldframe` command: find the room that was asked for, and say errors plainly.
+
+Only the room named on the command line is imported, so that `--help` is fast and a room
+that cannot be imported takes no other down with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from coldframe.cli import render
+from coldframe.protocol.errors import ColdframeError, Side
+
+if TYPE_CHECKING:
+    import typer
+
+EXIT_FAILED = 1
+EXIT_CALLER = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where one command lives: a `typer.Typer` (a group) or a function (one command)."""
+
+    target: str
+    help: str
+    panel: str = "Commands"
+
+
+ROOMS: dict[str, Room] = {
+    "doctor": Room(
+        "coldframe.cli.doctor:doctor",
+        "Say what this machine can do, what is missing, and the command that fixes it.",
+    ),
+    "run": Room("coldframe.cli.run:run", "Run one command in a fresh sandbox of an image."),
+    "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
+    "task": Room("coldframe.cli.task:app", "Check that tasks are honest."),
+    "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),
+    "ledger": Room(
+        "coldframe.cli.ledger:ledger",
+        "Account for every sandbox of this machine's nodes, against the kernel.",
+    ),
+    "gc": Room("coldframe.cli.gc:gc", "Reap what killed processes left behind."),
+}
+
+
+class RoomUnavailableError(ColdframeError):
+    """A room of the command line cannot be imported on this installation."""
+
+    code = "room_unavailable"
+    side = Side.STARTUP
+
+
+def load(name: str, room: Room) -> Any:
+    """Import the room and return its Typer or function.
+
+    Raises:
+        RoomUnavailableError: it, or something that it needs, cannot be imported.
+    """
+    module_name, _, attribute = room.target.partition(":")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RoomUnavailableError(
+            f"`coldframe {name}` is not available here ({error}); "
+            "install it with: pip install 'coldframe[cli]'"
+        ) from error
+
+
+def _stub(summary: str) -> Callable[[], None]:
+    def listed_only() -> None:
+        raise AssertionError("a stub is listed, never run")
+
+    listed_only.__doc__ = summary
+    return listed_only
+
+
+def build(wanted: str | None) -> typer.Typer:
+    """Return the root command with `wanted` loaded and every other room listed only."""
+    import typer
+
+    app = typer.Typer(
+        name="coldframe",
+        help=(
+            "Isolated Linux sandboxes, rollouts and trajectories for training language-model "
+            "agents."
+        ),
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    def show_version(value: bool) -> None:
+        if value:
+            print(f"coldframe {render.version()}")
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Show the version."
+        ),
+        debug: bool = typer.Option(False, "--debug", help="Show tracebacks of failures."),
+    ) -> None:
+        del version, debug  # --debug is taken out of the arguments before they are parsed
+
+    for name, room in ROOMS.items():
+        target = load(name, room) if name == wanted else _stub(room.help)
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=name, help=room.help)
+        else:
+            app.command(name, help=target.__doc__ or room.help, short_help=room.help)(target)
+    return app
+
+
+def _take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:
+    """Take `--debug` out, wherever it stands before `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    head = [argument for argument in arguments[:end] if argument != "--debug"]
+    return len(head) != end, head + list(arguments[end:])
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the one sentence that an exception deserves."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted"
+    if isinstance(error, ColdframeError):
+        code = EXIT_CALLER if error.side is Side.CALLER else EXIT_FAILED
+        return code, render.sentence(str(error))
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        return EXIT_CALLER, f"{render.sentence(usage()).rstrip('.')} (see --help)"
+    problems = getattr(error, "errors", None)
+    if callable(problems) and isinstance(error, ValueError):
+        return EXIT_CALLER, "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'request'}: {one['msg']}" for one in problems()
+        )
+    if isinstance(error, OSError):
+        return EXIT_FAILED, render.sentence(str(error))
+    name = type(error).__name__
+    return EXIT_FAILED, (
+        f"unexpected {name}: {render.sentence(str(error))}; "
+        "run again with --debug and report the traceback"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0 success, 1 a failure, 2 the caller's own mistake, 130 interrupted; `run` passes the
+    command's own exit code through.
+    """
+    debug, words = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    try:
+        outcome = build(wanted)(words, prog_name="coldframe", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone (`coldframe ledger | head -1`): nothing is left to say, and the
+        # interpreter must not try to flush again.
+        render.discard_stdout()
+        return EXIT_FAILED
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last handler there is
+        if debug:
+            traceback.print_exception(error)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error, file=sys.stderr)
+            return EXIT_CALLER
+        code, message = explain(error)
+        print(f"coldframe: {message}", file=sys.stderr)
+        return code
+    return outcome if isinstance(outcome, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What every command prints alike: the version, one-line sentences, sizes, tables."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+
+from coldframe.protocol.errors import InvalidRequestError
+
+_UNITS = {
+    "": 1,
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+    "T": 1 << 40,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "B": 1,
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def version() -> str:
+    """Return the installed version, or `unknown` when run from a bare source tree."""
+    try:
+        return metadata.version("coldframe")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def sentence(text: str) -> str:
+    """Return text on one line without control characters: it may come out of a sandbox."""
+    return safe(" ".join(text.split())) or "no reason was given"
+
+
+def safe(text: str) -> str:
+    """Replace control characters, so that hostile text cannot drive the terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def parse_size(text: str) -> int:
+    """Return bytes: `1048576`, `512M`, `4GiB`; K, M, G, T are binary, KB, MB, GB, TB decimal.
+
+    Raises:
+        InvalidRequestError: the text is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise InvalidRequestError(f"{text!r} is not a size; write for example 512M or 4GiB")
+    return int(float(match.group(1)) * unit)
+
+
+def parse_env(pairs: Iterable[str]) -> dict[str, str]:
+    """Return `NAME=VALUE` words as a map.
+
+    Raises:
+        InvalidRequestError: a word without `=` or with an empty name.
+    """
+    result = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidRequestError(f"--env {pair!r}: write NAME=VALUE")
+        result[name] = value
+    return result
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return columns padded to their widest cell, without trailing blanks."""
+    lines = [list(header), *([safe(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def discard_stdout() -> None:
+    """Point stdout at /dev/null: its reader is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
