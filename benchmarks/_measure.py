@@ -6,9 +6,8 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 from coldframe.host.spawner import Spawner
