@@ -1,0 +1,240 @@
+"""Turn the fields of answers into values, and hand them to the futures that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from coldframe.host import wire
+from coldframe.host.link import close_all
+from coldframe.host.spawner_types import (
+    Created,
+    ExecEnd,
+    Leftover,
+    OutputSpools,
+    Process,
+    Progress,
+    SandboxGone,
+    SpawnerFault,
+    Started,
+    StreamEnd,
+    WorkerStat,
+)
+from coldframe.host.wire import Fields, Tag, Type
+
+T = TypeVar("T")
+_NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+
+
+def _find(fields: Fields, tag: int) -> memoryview | None:
+    for found, value in fields:
+        if found == tag:
+            return value
+    return None
+
+
+def _must(fields: Fields, tag: int) -> memoryview:
+    value = _find(fields, tag)
+    if value is None:
+        raise wire.ProtocolError(f"field {tag} is missing")
+    return value
+
+
+def _descriptor(fields: Fields, tag: int, descriptors: list[int]) -> int:
+    (index,) = wire.U32.unpack(_must(fields, tag))
+    return descriptors[int(index)]
+
+
+def _numbers(fields: Fields) -> list[int]:
+    return [wire.U64.unpack(value)[0] for tag, value in fields if tag == Tag.NUMBER]
+
+
+def _fault(fields: Fields) -> SpawnerFault:
+    (code,) = wire.U64.unpack(_must(fields, Tag.ERRNO))
+    stage = bytes(_must(fields, Tag.STAGE)).decode("utf-8", "replace")
+    message = bytes(_must(fields, Tag.MESSAGE)).decode("utf-8", "replace")
+    return SpawnerFault(code, stage, message)
+
+
+class Answer(Generic[T]):
+    """Waits for one answer; descriptors of an answer that nobody wants are closed."""
+
+    __slots__ = ("_decode", "future")
+
+    def __init__(self, future: asyncio.Future[T], decode: Callable[[Fields, list[int]], T]) -> None:
+        self.future, self._decode = future, decode
+
+    def answer(self, frame_type: int, fields: Fields, descriptors: list[int]) -> bool:
+        if self.future.done():
+            close_all(descriptors)
+        elif frame_type == Type.ERROR:
+            self.future.set_exception(_fault(fields))
+        else:
+            self.future.set_result(self._decode(fields, descriptors))
+        return True
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class ExecAnswer(Answer[ExecEnd]):
+    """Waits for STARTED, if asked for, and then for the end."""
+
+    __slots__ = ("_started",)
+
+    def __init__(
+        self, ended: asyncio.Future[ExecEnd], started: asyncio.Future[Started] | None
+    ) -> None:
+        super().__init__(ended, decode_end)
+        self._started = started
+
+    def answer(self, frame_type: int, fields: Fields, descriptors: list[int]) -> bool:
+        started = self._started
+        if frame_type == Type.STARTED:
+            if started is None or started.done():
+                close_all(descriptors)
+            else:
+                started.set_result(decode_started(fields, descriptors))
+            return False
+        if frame_type == Type.ERROR and started is not None and not started.done():
+            started.set_exception(_fault(fields))
+            started.exception()  # the same is told by `ended`: not retrieving it is no fault
+        return super().answer(frame_type, fields, descriptors)
+
+    def fail(self, error: Exception) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+            self._started.exception()
+        super().fail(error)
+
+
+def decode_started(fields: Fields, descriptors: list[int]) -> Started:
+    host_pid, pid = wire.U64_PAIR.unpack(_must(fields, Tag.STARTED_NUMBERS))
+    return Started(host_pid, pid, descriptors[0] if descriptors else None)
+
+
+def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
+    data: dict[int, bytes] = {}
+    leftovers: list[Leftover] = []
+    numbers: memoryview | None = None
+    for tag, value in fields:
+        if tag == Tag.END_NUMBERS:
+            numbers = value
+        elif tag == Tag.LEFTOVER:
+            host_pid, pid = wire.U64_PAIR.unpack_from(value)
+            leftovers.append(Leftover(host_pid, pid, bytes(value[16:])))
+        else:
+            data[tag] = bytes(value)
+    if numbers is None:
+        raise wire.ProtocolError("the end of an exec without its numbers")
+    values = wire.END_NUMBERS.unpack(numbers)
+    kind, code, reason, started, ended, duration, user, system, peak, read, written, ooms = values[
+        :12
+    ]
+    out_total, err_total, out_digest, err_digest = values[12:]
+    out_fd = data.get(Tag.STDOUT_FD)
+    err_fd = data.get(Tag.STDERR_FD)
+    return ExecEnd(
+        kind == 2,
+        code,
+        wire.Reason(reason),
+        started,
+        ended,
+        duration,
+        user,
+        system,
+        peak,
+        read,
+        written,
+        ooms,
+        StreamEnd(
+            out_total,
+            out_digest,
+            data.get(Tag.STDOUT_DATA),
+            None if out_fd is None else descriptors[wire.U32.unpack(out_fd)[0]],
+        ),
+        StreamEnd(
+            err_total,
+            err_digest,
+            data.get(Tag.STDERR_DATA),
+            None if err_fd is None else descriptors[wire.U32.unpack(err_fd)[0]],
+        ),
+        tuple(leftovers),
+    )
+
+
+def decode_progress(fields: Fields, _: list[int] | None = None) -> Progress:
+    out, err, flags, spool = wire.PROGRESS_NUMBERS.unpack(_must(fields, Tag.PROGRESS_NUMBERS))
+    flag = wire.ProgressFlag
+    return Progress(
+        out,
+        err,
+        bool(flags & flag.STDOUT_EOF),
+        bool(flags & flag.STDERR_EOF),
+        bool(flags & flag.ENDED),
+        spool,
+    )
+
+
+def decode_output(fields: Fields, descriptors: list[int]) -> OutputSpools:
+    return OutputSpools(descriptors[0], descriptors[1], decode_progress(fields))
+
+
+def decode_created(fields: Fields, descriptors: list[int]) -> Created:
+    sandbox_id = bytes(_must(fields, Tag.SANDBOX)).decode()
+    pid, *inodes, duration = wire.CREATED_NUMBERS.unpack(_must(fields, Tag.CREATED_NUMBERS))
+    return Created(
+        sandbox_id,
+        pid,
+        _descriptor(fields, Tag.ROOT_FD, descriptors),
+        _descriptor(fields, Tag.PIDFD, descriptors),
+        dict(zip(_NAMESPACES, inodes, strict=True)),
+        duration,
+    )
+
+
+def decode_processes(fields: Fields, _: list[int]) -> tuple[Process, ...]:
+    found: list[Process] = []
+    for tag, value in fields:
+        if tag == Tag.PROCESS:
+            pid, host_pid, exec_id = wire.PROCESS_NUMBERS.unpack_from(value)
+            name = bytes(value[wire.PROCESS_NUMBERS.size :])
+            found.append(Process(pid, host_pid, exec_id, name))
+    return tuple(found)
+
+
+def decode_count(fields: Fields, _: list[int]) -> int:
+    return _numbers(fields)[0]
+
+
+def decode_nothing(fields: Fields, _: list[int]) -> None:
+    return None
+
+
+def decode_descriptor(_: Fields, descriptors: list[int]) -> int:
+    return descriptors[0]
+
+
+def decode_durations(fields: Fields, _: list[int]) -> tuple[int, ...]:
+    value = _must(fields, Tag.DURATIONS)
+    return tuple(number for (number,) in wire.U64.iter_unpack(value))
+
+
+def decode_stat(fields: Fields, _: list[int]) -> WorkerStat:
+    """OK of STAT."""
+    pid, sandboxes, execs, descriptors = _numbers(fields)
+    return WorkerStat(pid, sandboxes, execs, descriptors)
+
+
+def decode_gone(fields: Fields) -> SandboxGone:
+    """The event that a sandbox ended by itself."""
+    cause, code = wire.U64_PAIR.unpack(_must(fields, Tag.GONE_NUMBERS))
+    sandbox_id = bytes(_must(fields, Tag.SANDBOX)).decode()
+    return SandboxGone(sandbox_id, wire.GoneCause(cause), code)
+
+
+def decode_features(fields: Fields, _: list[int]) -> tuple[str, ...]:
+    """OK of HELLO: `step:NAME` for each fault point, `limit:NAME` for each limit, and others."""
+    return tuple(bytes(value).decode() for tag, value in fields if tag == Tag.FEATURE)

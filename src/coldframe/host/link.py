@@ -1,0 +1,181 @@
+"""One connection to one spawner worker: send requests, match answers, keep count of descriptors.
+
+Frames only; what their fields mean is known in spawner.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from coldframe.host import wire
+from coldframe.host.wire import Fields, Type
+
+_RECEIVE_BYTES = 256 << 10
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * wire.MAX_DESCRIPTORS)
+_READS_PER_TURN = 8
+
+Field = tuple[int, bytes]
+
+
+class Waiter(Protocol):
+    """What waits for the answers to one request."""
+
+    def answer(self, frame_type: int, fields: Fields, descriptors: list[int]) -> bool:
+        """Take an answer and its descriptors; return whether it was the last one."""
+
+    def fail(self, error: Exception) -> None:
+        """No answer will come."""
+
+
+class Link:
+    """Speaks frames over a connected socket that it owns; belongs to the running loop."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_event: Callable[[int, Fields, list[int]], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._on_event, self._on_lost = on_event, on_lost
+        self._waiting: dict[int, Waiter] = {}
+        self._splitter = wire.Splitter()
+        self._descriptors: list[int] = []
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._next_id = 1
+        self.open = True
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def request(
+        self,
+        frame_type: Type,
+        fields: list[Field],
+        waiter: Waiter,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Send one request. Descriptors are copied before this returns.
+
+        Raises:
+            ValueError: the frame is too long.
+            OSError: the connection is closed (EPIPE), or a descriptor is bad.
+        """
+        if not self.open:
+            raise BrokenPipeError("the worker is gone")
+        request_id = self._next_id
+        frame = wire.encode(frame_type, request_id, fields, len(descriptors))
+        self._send(frame, descriptors)
+        self._next_id += 1
+        self._waiting[request_id] = waiter
+
+    def close(self, reason: str = "closed") -> None:
+        """Close the connection and fail whatever waits. Twice is fine."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        for _, held in self._unsent:
+            close_all(held)
+        close_all(self._descriptors)
+        self._unsent.clear()
+        self._descriptors = []
+        self._on_lost(reason)
+
+    def fail_all(self, error: Exception) -> None:
+        """Tell every waiter that no answer will come."""
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting.values():
+            waiter.fail(error)
+
+    def _send(self, frame: bytes, descriptors: Sequence[int]) -> None:
+        sent = 0
+        if not self._unsent:
+            try:
+                sent = self._sendmsg(frame, descriptors)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(frame):
+                return
+        held = [] if sent else [os.dup(fd) for fd in descriptors]
+        self._unsent.append((frame[sent:], held))
+        self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _sendmsg(self, data: bytes, descriptors: Sequence[int]) -> int:
+        if not descriptors:
+            return self._sock.send(data)
+        return socket.send_fds(self._sock, [data], list(descriptors))
+
+    def _writable(self) -> None:
+        try:
+            while self._unsent:
+                data, held = self._unsent[0]
+                sent = self._sendmsg(data, held)
+                close_all(held)
+                if sent == len(data):
+                    self._unsent.popleft()
+                else:
+                    self._unsent[0] = (data[sent:], [])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(str(error))
+            return
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(_READS_PER_TURN):
+                if not self._read_once():
+                    return
+        except BlockingIOError:
+            return
+        except (OSError, wire.ProtocolError) as error:
+            self.close(str(error) or type(error).__name__)
+
+    def _read_once(self) -> bool:
+        """Read what is there; return whether more may follow."""
+        data, ancillary, _, _ = self._sock.recvmsg(
+            _RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._descriptors.extend(memoryview(payload).cast("i"))
+        if not data:
+            self.close("the worker ended")
+            return False
+        for frame_type, count, request_id, body in self._splitter.feed(data):
+            if count > len(self._descriptors):
+                raise wire.ProtocolError("descriptors are missing")
+            taken = self._descriptors[:count]
+            del self._descriptors[:count]
+            self._dispatch(frame_type, request_id, wire.decode_fields(body), taken)
+        # A read that ends at a descriptor's frame is short although more is waiting.
+        return self.open and (bool(ancillary) or len(data) == _RECEIVE_BYTES)
+
+    def _dispatch(
+        self, frame_type: int, request_id: int, fields: Fields, descriptors: list[int]
+    ) -> None:
+        if request_id == 0:
+            self._on_event(frame_type, fields, descriptors)
+            return
+        waiter = self._waiting.get(request_id)
+        if waiter is None:
+            close_all(descriptors)
+            raise wire.ProtocolError(f"an answer to request {request_id}, which nobody made")
+        if waiter.answer(frame_type, fields, descriptors):
+            del self._waiting[request_id]
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close each descriptor of a list and empty it."""
+    for fd in descriptors:
+        os.close(fd)
+    descriptors.clear()
