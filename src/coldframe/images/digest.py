@@ -1,0 +1,143 @@
+"""The digest of a tree: the same files give the same digest, whenever and wherever.
+
+The form that is hashed is fixed in docs/images.md; a change of it needs a new version line.
+Times are left out, so that a tree built twice is one layer.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldframe.images.trees import Entry, identity, walk
+from coldframe.protocol.errors import ImageError
+
+VERSION = b"coldframe-tree-1"
+MAX_ID = 65535
+"""Sandboxes map this many ids; a file of a higher one could not be seen inside."""
+
+_KINDS = {
+    stat.S_IFREG: b"f",
+    stat.S_IFDIR: b"d",
+    stat.S_IFLNK: b"l",
+    stat.S_IFIFO: b"p",
+    stat.S_IFSOCK: b"s",
+    stat.S_IFCHR: b"c",
+    stat.S_IFBLK: b"b",
+}
+_LAYER_XATTRS = frozenset(f"trusted.overlay.{name}" for name in ("opaque", "redirect", "metacopy"))
+_CARRIED_XATTRS = frozenset(
+    ("security.capability", "system.posix_acl_access", "system.posix_acl_default")
+)
+
+
+@dataclass(frozen=True)
+class TreeDigest:
+    """What one pass over a tree finds."""
+
+    digest: str
+    size_bytes: int
+    """Sum of the contents, each hard-linked file once."""
+    entries: int
+
+
+def digest_tree(root: Path) -> TreeDigest:
+    """Return the digest of the tree below `root`.
+
+    Raises:
+        ImageError: an entry that no layer may hold; the message names it.
+        OSError: the tree cannot be read.
+    """
+    whole = hashlib.sha256()
+    _feed(whole, VERSION)
+    seen: dict[tuple[int, int], bytes] = {}
+    size = count = 0
+    for entry in walk(root):
+        check_entry(entry)
+        count += 1
+        inode = identity(entry.stat)
+        if not stat.S_ISDIR(entry.stat.st_mode) and entry.stat.st_nlink > 1:
+            first = seen.setdefault(inode, entry.path)
+            if first != entry.path:
+                _feed(whole, b"h", entry.path, first)
+                continue
+        if stat.S_ISREG(entry.stat.st_mode):
+            size += entry.stat.st_size
+        _feed(whole, *_fields(entry))
+    return TreeDigest(whole.hexdigest(), size, count)
+
+
+def check_entry(entry: Entry) -> None:
+    """Refuse what no layer may hold.
+
+    Raises:
+        ImageError: an id above 65535, or a device that is not an overlay whiteout.
+    """
+    status = entry.stat
+    shown = os.fsdecode(entry.path)
+    if status.st_uid > MAX_ID or status.st_gid > MAX_ID:
+        raise ImageError(
+            f"{shown!r} belongs to {status.st_uid}:{status.st_gid}; "
+            f"a layer holds the ids 0 to {MAX_ID} only"
+        )
+    if stat.S_ISBLK(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev != 0):
+        raise ImageError(f"{shown!r} is a device; layers hold none")
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    """Whether an entry of a layer says that the name is gone."""
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def layer_xattrs(entry: Entry) -> Iterator[tuple[str, bytes]]:
+    """Yield the extended attributes that belong to a layer, in order of their names."""
+    for name in sorted(os.listxattr(entry.proc_path, follow_symlinks=False)):
+        if name.startswith("user.") or name in _CARRIED_XATTRS or name in _LAYER_XATTRS:
+            yield name, os.getxattr(entry.proc_path, name, follow_symlinks=False)
+
+
+def strip_foreign_xattrs(root: Path) -> None:
+    """Remove what overlay wrote for itself: file handles and counts of one file system.
+
+    Left in place they would tie the layer to the disk that it was written on.
+    """
+    for entry in walk(root):
+        for name in os.listxattr(entry.proc_path, follow_symlinks=False):
+            if name.startswith("trusted.overlay.") and name not in _LAYER_XATTRS:
+                os.removexattr(entry.proc_path, name, follow_symlinks=False)
+
+
+def _fields(entry: Entry) -> Iterator[bytes]:
+    status = entry.stat
+    yield _KINDS[stat.S_IFMT(status.st_mode)]
+    yield entry.path
+    yield b"%o" % stat.S_IMODE(status.st_mode)
+    yield b"%d:%d" % (status.st_uid, status.st_gid)
+    if stat.S_ISREG(status.st_mode):
+        yield b"%d" % status.st_size
+        yield _content(entry)
+    elif stat.S_ISLNK(status.st_mode):
+        yield os.readlink(entry.name, dir_fd=entry.parent)
+    elif stat.S_ISCHR(status.st_mode):
+        yield b"%d:%d" % (os.major(status.st_rdev), os.minor(status.st_rdev))
+    for name, value in layer_xattrs(entry):
+        yield b"x" + os.fsencode(name)
+        yield value
+
+
+def _content(entry: Entry) -> bytes:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(entry.name, flags, dir_fd=entry.parent), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.ESTALE, "changed while it was being read", entry.path)
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _feed(whole: hashlib._Hash, *fields: bytes) -> None:
+    """Add one record: netstrings, then a newline, so that no two records look alike."""
+    whole.update(b"".join(b"%d:%s," % (len(field), field) for field in fields) + b"\n")
