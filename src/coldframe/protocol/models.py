@@ -163,6 +163,11 @@ class ExecRequest(_Model):
     """Kill the command when stdout and stderr together exceed this; None: never."""
     pty: PtySize | None = None
     """Run on a terminal of the sandbox's; stdout holds everything, stderr is empty."""
+    status_pipe: bool = False
+    """Give the command, as its descriptor 3, the writing end of a pipe that is neither stdout nor
+    stderr. What is written there is the stream `status`, read with `RunningExec.read`. Sessions
+    learn exit codes by it. Not counted in output limits, totals or digests; kept to its last MiB.
+    """
     operation_id: str | None = None
     expected_version: int | None = None
 
@@ -190,7 +195,10 @@ class Output(_Model):
 
     total_bytes: int = 0
     sha256: str = hashlib.sha256().hexdigest()
-    """Hex digest of the whole stream up to the command's end."""
+    """Hex digest of the whole stream up to the command's end.
+
+    Empty when it is not known: a command of a session that wrote faster than it could be read.
+    """
     head: bytes = b""
     tail: bytes = b""
     """Empty unless bytes were left out between head and tail."""
@@ -268,7 +276,8 @@ class ExecResult(_Model):
         return self.exit_code if self.exit_code is not None else 128 + (self.signal or 9)
 
 
-Stream = Literal["stdout", "stderr"]
+Stream = Literal["stdout", "stderr", "status"]
+"""`status` is there only for an exec that was asked for with `status_pipe`."""
 
 
 class OutputChunk(_Model):

@@ -52,7 +52,16 @@ class RunningExec(Protocol):
     async def read(
         self, stream: Stream, cursor: int, max_bytes: int, *, wait: bool = True
     ) -> OutputChunk:
-        """Return bytes from `cursor` on. With `wait`, at least one byte or eof."""
+        """Return bytes from `cursor` on. With `wait`, at least one byte or eof.
+
+        Stream `status` is that of `ExecRequest.status_pipe`: the runtime makes a pipe, gives its
+        writing end to the command as descriptor 3 (protocol: `extra descriptor`), closes its own
+        copy of that end at once, and keeps at least the last MiB of what arrives; it reads all
+        the time, so that a flood never blocks. eof comes when every holder has closed it, or the
+        exec is killed. Raises InvalidRequestError for `status` without `status_pipe`.
+
+        Cancelling a read loses nothing: the same cursor can be asked for again.
+        """
 
     async def write_stdin(self, data: bytes) -> None:
         """Write all of `data`, waiting while the pipe is full.
@@ -71,7 +80,11 @@ class RunningExec(Protocol):
         """Set the terminal's size. Raises InvalidRequestError without a terminal."""
 
     async def mark(self) -> tuple[int, int]:
-        """Drain what is in the pipes now and return the totals of stdout and stderr."""
+        """Drain what is in the pipes now and return the totals of stdout and stderr.
+
+        Whatever was written before this call, by any process, is below these totals and can be
+        read with `wait=False`. Sessions take it as the boundary between two commands.
+        """
 
     async def forget(self) -> None:
         """Drop the kept output. What still runs goes on."""
