@@ -1,0 +1,352 @@
+"""File access to a sandbox from the host: what runtimes promise of files, over a root descriptor.
+
+Asynchronous face of fileops, removal, tardown and tarup. Work runs in file threads under the
+sandbox's ids, so what is made is stored with them; nothing here waits for a sandbox's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import functools
+import os
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar
+
+from coldframe.host import fileops, fsthreads
+from coldframe.host.fsthreads import FileThreads
+from coldframe.host.removal import remove_path
+from coldframe.host.roottree import (
+    RootTree,
+    closing,
+    fd_path,
+    path_bytes,
+    typed,
+    typed_errors,
+)
+from coldframe.host.tardown import tar_pieces
+from coldframe.host.tarup import unpack
+from coldframe.protocol.errors import FileError, InvalidRequestError, SandboxGoneError
+from coldframe.protocol.models import FileEntry, FileStat
+
+T = TypeVar("T")
+
+
+class RootFiles:
+    """Files of one sandbox. Usable until `close`; then every call raises SandboxGoneError."""
+
+    def __init__(
+        self, root: int, id_base: int, threads: FileThreads, default_owner: tuple[int, int]
+    ) -> None:
+        """Reach what is below `root`, an O_PATH descriptor that is taken over.
+
+        `default_owner` (the sandbox's ids) owns what is made for nobody in particular.
+        """
+        self._tree = RootTree(root, id_base)
+        self._threads = threads
+        self._default_owner = default_owner
+        self._users = 1
+        self._closed = False
+
+    @property
+    def tree(self) -> RootTree:
+        """For synchronous look-ups by the host itself.
+
+        Raises SandboxGoneError once closed.
+        """
+        self._require_open()
+        return self._tree
+
+    def close(self) -> None:
+        """Give the root back, as soon as no job uses it."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    async def stat(self, path: str | bytes, *, follow: bool = True) -> FileStat:
+        return await self._run(fileops.stat_path, path_bytes(path), follow)
+
+    async def list(self, path: str | bytes) -> tuple[FileEntry, ...]:
+        return await self._run(fileops.list_directory, path_bytes(path))
+
+    async def read(
+        self, path: str | bytes, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        if offset < 0 or (length is not None and length < 0):
+            raise InvalidRequestError("offset and length must not be negative")
+        raw = path_bytes(path)
+        fd = await self._job(None, fileops.open_file, self.tree, raw, undo=os.close)
+        try:
+            at, end = offset, None if length is None else offset + length
+            while end is None or at < end:
+                size = fileops.PIECE_BYTES if end is None else end - at
+                piece = await self._job(None, fileops.read_piece, fd, raw, at, size)
+                if not piece:
+                    return
+                at += len(piece)
+                yield piece
+        finally:
+            # A read that was cancelled may still run: close behind it.
+            self._threads.submit(os.close, fd)
+
+    async def write(
+        self,
+        path: str | bytes,
+        content: AsyncIterator[bytes],
+        *,
+        mode: int = 0o644,
+        owner: tuple[int, int] | None = None,
+        parents: bool = True,
+    ) -> int:
+        raw, ids = path_bytes(path), self._host_ids(owner)
+        with self._held():
+            pending = await self._job(
+                ids,
+                fileops.begin_write,
+                self._tree,
+                raw,
+                mode,
+                ids,
+                parents,
+                undo=fileops.PendingFile.close,
+            )
+            size = 0
+            try:
+                async for piece in content:
+                    await self._job(ids, pending.append, piece)
+                    size += len(piece)
+                await self._job(ids, pending.commit)
+            finally:
+                await self._cleanup(pending.close)
+        return size
+
+    async def mkdir(
+        self,
+        path: str | bytes,
+        *,
+        mode: int = 0o755,
+        owner: tuple[int, int] | None = None,
+        parents: bool = True,
+        exist_ok: bool = True,
+    ) -> None:
+        job = functools.partial(
+            fileops.make_directory,
+            self.tree,
+            path_bytes(path),
+            mode,
+            parents=parents,
+            exist_ok=exist_ok,
+        )
+        await self._job(self._host_ids(owner), job)
+
+    async def move(self, source: str | bytes, target: str | bytes) -> None:
+        old, new = path_bytes(source), path_bytes(target)
+        try:
+            await self._run(fileops.move, old, new)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise typed(error, old) from error
+            await self._move_by_copy(old, new)
+
+    async def remove(self, path: str | bytes, *, recursive: bool = False) -> None:
+        await self._run(remove_path, path_bytes(path), recursive=recursive)
+
+    async def chmod(self, path: str | bytes, mode: int) -> None:
+        await self._run(fileops.change_mode, path_bytes(path), mode)
+
+    async def chown(self, path: str | bytes, uid: int, gid: int) -> None:
+        await self._run(fileops.change_owner, path_bytes(path), uid, gid)
+
+    async def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
+        pieces = tar_pieces(self.tree, path_bytes(path))
+        with self._held():
+            try:
+                while (piece := await self._job(None, _next_piece, pieces)) is not None:
+                    yield piece
+            finally:
+                await self._cleanup(pieces.close)
+
+    async def tar_up(
+        self,
+        path: str | bytes,
+        content: AsyncIterator[bytes],
+        *,
+        owner: tuple[int, int] | None = None,
+    ) -> int:
+        raw = path_bytes(path)
+        self._host_ids(owner)
+        loop = asyncio.get_running_loop()
+        source = _Pulled(content, loop)
+        done: asyncio.Future[int] = loop.create_future()
+        with self._held():
+            # A thread of its own: it waits for whoever sends the archive.
+            job = functools.partial(self._unpack, raw, source, owner, loop, done)
+            threading.Thread(target=job, name="coldframe-unpack", daemon=True).start()
+            try:
+                return await asyncio.shield(done)
+            except asyncio.CancelledError:
+                source.abort()
+                await asyncio.wait([done])
+                done.exception()  # what it failed with does not matter any more
+                raise
+
+    def _unpack(
+        self,
+        path: bytes,
+        source: _Pulled,
+        owner: tuple[int, int] | None,
+        loop: asyncio.AbstractEventLoop,
+        done: asyncio.Future[int],
+    ) -> None:
+        base = self._tree.id_base
+        uid, gid = owner or self._default_owner
+        outcome: Callable[[], None]
+        try:
+            fsthreads.enter_thread()
+            fsthreads.become(base + uid, base + gid)
+            count = unpack(self._tree, path, source.read, owner, fsthreads.become)
+            outcome = functools.partial(done.set_result, count)
+        except _AbortedError:
+            outcome = functools.partial(done.set_exception, FileError("unpacking was cancelled"))
+        except Exception as error:  # noqa: BLE001 - handed over to the waiting task
+            outcome = functools.partial(done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(outcome)
+
+    async def _move_by_copy(self, source: bytes, target: bytes) -> None:
+        """Move a directory of the image, which overlay cannot rename: copy, swap in, remove."""
+        parent, _, _ = target.rstrip(b"/").rpartition(b"/")
+        temporary = parent + b"/" + fileops.temporary_name()
+        try:
+            await self.tar_up(temporary, self.tar_down(source))
+            await self._run(_copy_attributes, source, temporary)
+            await self._run(fileops.move, temporary, target)
+        except BaseException:
+            await asyncio.shield(self._discard(temporary))
+            raise
+        await self.remove(source, recursive=True)
+
+    async def _discard(self, path: bytes) -> None:
+        try:
+            await self.remove(path, recursive=True)
+        except FileError:
+            return  # it was never made, or the sandbox took it away
+
+    def _host_ids(self, owner: tuple[int, int] | None) -> tuple[int, int]:
+        self._require_open()
+        uid, gid = owner or self._default_owner
+        return self._tree.host_id(uid), self._tree.host_id(gid)
+
+    async def _run(self, job: Callable[..., T], *args: object, **kwargs: object) -> T:
+        """Run a job of the tree as the sandbox's root."""
+        return await self._job(None, functools.partial(job, self._tree, *args, **kwargs))
+
+    async def _job(
+        self,
+        ids: tuple[int, int] | None,
+        job: Callable[..., T],
+        *args: object,
+        undo: Callable[[T], None] | None = None,
+    ) -> T:
+        """Run a job in a file thread; if nobody waits for it any more, `undo` its result."""
+        self._require_open()
+        host_ids = ids or (self._tree.id_base, self._tree.id_base)
+        self._users += 1
+        running = asyncio.ensure_future(self._threads.run(host_ids, job, *args))
+        running.add_done_callback(self._job_done)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if undo is not None:
+                running.add_done_callback(functools.partial(_undo, self._threads, undo))
+            raise
+
+    async def _cleanup(self, job: Callable[[], None]) -> None:
+        """Run a job to its end, also when the sandbox is gone or the caller was cancelled."""
+        ids = (self._tree.id_base, self._tree.id_base)
+        await asyncio.shield(asyncio.ensure_future(self._threads.run(ids, job)))
+
+    def _job_done(self, done: asyncio.Future[T]) -> None:
+        self._release()
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; a cancelled waiter wants none
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxGoneError("the sandbox is gone; its files are no longer reachable")
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Keep the root open for the block."""
+        self._require_open()
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Close the root behind its last user; a job may outlive whoever waited for it."""
+        self._users -= 1
+        if self._users == 0:
+            os.close(self._tree.root)
+
+
+class _AbortedError(Exception):
+    """The unpacking was given up by whoever asked for it."""
+
+
+class _Pulled:
+    """Lets a thread read from an asynchronous iterator of the loop."""
+
+    def __init__(self, content: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        self._content, self._loop = content, loop
+        self._rest = b""
+        self._aborted = False
+        self._pull: concurrent.futures.Future[bytes | None] | None = None
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, empty at the end. Called in the thread."""
+        while not self._rest:
+            self._pull = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+            try:
+                piece = self._pull.result()
+            except concurrent.futures.CancelledError as error:
+                raise _AbortedError from error
+            if piece is None:
+                return b""
+            self._rest = piece
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def abort(self) -> None:
+        """Make the thread's present or next read fail. Called in the loop."""
+        self._aborted = True
+        if self._pull is not None:
+            self._pull.cancel()
+
+    async def _next(self) -> bytes | None:
+        if self._aborted:
+            raise _AbortedError
+        return await anext(self._content, None)
+
+
+def _next_piece(pieces: Iterator[bytes]) -> bytes | None:
+    return next(pieces, None)
+
+
+def _undo(threads: FileThreads, undo: Callable[[T], None], done: asyncio.Future[T]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        threads.submit(undo, done.result())
+
+
+def _copy_attributes(tree: RootTree, source: bytes, target: bytes) -> None:
+    """Give a directory another's owner and mode."""
+    with typed_errors(target), closing(tree.open(source)) as old, closing(tree.open(target)) as new:
+        status = os.fstat(old)
+        os.chown(fd_path(new), status.st_uid, status.st_gid)
+        fd_path(new).chmod(stat.S_IMODE(status.st_mode))

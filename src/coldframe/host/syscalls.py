@@ -1,0 +1,166 @@
+"""The kernel calls that Python's os module lacks. Raise OSError as os does; keep no state.
+
+Numbers from 424 on are the same on every architecture that Coldframe supports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
+_OPENAT2 = 437
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
+CLONE_FS = 0x200
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+RENAME_NOREPLACE = 1
+
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+_CAP_VERSION = 0x20080522
+_HOW_SIZE = ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+
+
+def _fail(what: str | bytes | None = None) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), what)
+
+
+def openat2(dirfd: int, path: bytes, flags: int, *, resolve: int, mode: int = 0) -> int:
+    """Open `path` below `dirfd` under the given RESOLVE_ rules; always close-on-exec."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    fd: int = _syscall(_OPENAT2, dirfd, ctypes.c_char_p(path), ctypes.byref(how), _HOW_SIZE)
+    if fd < 0:
+        raise _fail(path)
+    return fd
+
+
+def set_fs_ids(uid: int, gid: int) -> None:
+    """Set this thread's file system ids and raise its effective capabilities again.
+
+    The kernel drops the file capabilities when the id leaves 0; they are given back, so that
+    the thread still reaches what other ids closed to it, while what it makes belongs to `uid`.
+    """
+    _libc.setfsgid(ctypes.c_uint(gid))
+    _libc.setfsuid(ctypes.c_uint(uid))
+    header = _CapHeader(_CAP_VERSION, 0)
+    data = (_CapData * 2)()
+    if _libc.capget(ctypes.byref(header), data) != 0:
+        raise _fail()
+    for half in data:
+        half.effective = half.permitted
+    if _libc.capset(ctypes.byref(header), data) != 0:
+        raise _fail()
+
+
+def effective_capabilities() -> int:
+    """Return this thread's effective capabilities as a bit mask."""
+    header = _CapHeader(_CAP_VERSION, 0)
+    data = (_CapData * 2)()
+    if _libc.capget(ctypes.byref(header), data) != 0:
+        raise _fail()
+    low, high = int(data[0].effective), int(data[1].effective)
+    return low | high << 32
+
+
+def unshare(flags: int) -> None:
+    """Leave what this thread shares with others (CLONE_ flags)."""
+    if _libc.unshare(ctypes.c_int(flags)) != 0:
+        raise _fail()
+
+
+def mount_detached(fs_type: str, options: dict[str, str | None]) -> int:
+    """Mount a file system nowhere and return its root's descriptor (the mount lives with it).
+
+    An option whose value is None is a flag.
+    """
+    context: int = _syscall(_FSOPEN, ctypes.c_char_p(fs_type.encode()), _FSOPEN_CLOEXEC)
+    if context < 0:
+        raise _fail(fs_type)
+    try:
+        for key, value in options.items():
+            command = _FSCONFIG_SET_FLAG if value is None else _FSCONFIG_SET_STRING
+            text = None if value is None else ctypes.c_char_p(os.fsencode(value))
+            _fsconfig(context, command, ctypes.c_char_p(key.encode()), text)
+        _fsconfig(context, _FSCONFIG_CMD_CREATE, None, None)
+        mount: int = _syscall(_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0)
+        if mount < 0:
+            raise _fail(fs_type)
+        return mount
+    except OSError as error:
+        raise OSError(error.errno, _context_message(context) or error.strerror) from None
+    finally:
+        os.close(context)
+
+
+def _fsconfig(
+    context: int, command: int, key: ctypes.c_char_p | None, value: ctypes.c_char_p | None
+) -> None:
+    if _syscall(_FSCONFIG, context, command, key, value, 0) < 0:
+        raise _fail()
+
+
+def _context_message(context: int) -> str:
+    """What the kernel says about the last failure, if it says anything."""
+    try:
+        os.set_blocking(context, False)
+        return os.read(context, 4096).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def open_tree(dirfd: int, path: bytes = b"", *, clone: bool = True) -> int:
+    """Return a descriptor of the mount at `path`, by default of a detached clone of it."""
+    flags = OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | (OPEN_TREE_CLONE if clone else 0)
+    fd: int = _syscall(_OPEN_TREE, dirfd, ctypes.c_char_p(path), flags)
+    if fd < 0:
+        raise _fail(path)
+    return fd
+
+
+def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, flags: int) -> None:
+    """Rename with flags (RENAME_NOREPLACE)."""
+    arguments = (ctypes.c_char_p(source), target_dir, ctypes.c_char_p(target), ctypes.c_uint(flags))
+    if _libc.renameat2(source_dir, *arguments) != 0:
+        raise _fail(target)
+
+
+def syncfs(fd: int) -> None:
+    """Write out the file system that `fd` is on."""
+    if _libc.syncfs(fd) != 0:
+        raise _fail()

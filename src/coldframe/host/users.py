@@ -1,0 +1,191 @@
+"""Look users up in the sandbox's own /etc/passwd and /etc/group: no NSS, nothing of the host's.
+
+The files are hostile: bounded, parsed leniently, read through the root descriptor, and read
+again only when they have changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from coldframe.host.roottree import IDS_PER_SANDBOX, RootTree, closing, reopen, require_regular
+from coldframe.protocol.errors import FileError, UserNotFoundError
+
+T = TypeVar("T")
+
+_FILE_LIMIT = 1 << 20
+_GROUPS_LIMIT = 1024
+_Key = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom a command runs as, in the sandbox's ids."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    """Supplementary groups."""
+    name: str | None = None
+    home: str = "/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    name: str
+    gid: int
+    members: frozenset[str]
+
+
+class Users:
+    """The users of one sandbox, as its files say at the time of each question."""
+
+    def __init__(self) -> None:
+        self._passwd = _Cached(b"/etc/passwd", _parse_accounts)
+        self._group = _Cached(b"/etc/group", _parse_groups)
+        self._known: dict[str | int, User] = {}
+
+    def resolve(self, tree: RootTree, wanted: str | int) -> User:
+        """Return the user that `name`, `id`, `user:group` or the like stands for.
+
+        A number needs no entry. Raises UserNotFoundError.
+        """
+        accounts, accounts_changed = self._passwd.get(tree)
+        groups, groups_changed = self._group.get(tree)
+        if accounts_changed or groups_changed:
+            self._known.clear()
+        known = self._known.get(wanted)
+        if known is None:
+            known = self._known[wanted] = _resolve(accounts, groups, wanted)
+        return known
+
+
+def _resolve(accounts: list[_Account], groups: list[_Group], wanted: str | int) -> User:
+    user_text, _, group_text = str(wanted).partition(":")
+    account = _find_account(accounts, user_text)
+    if account is None:
+        raise UserNotFoundError(f"no user {user_text!r} in the sandbox's /etc/passwd")
+    if group_text:
+        # As usual elsewhere: a group that is named takes the place of all others.
+        return User(
+            account.uid,
+            _find_group(groups, group_text),
+            (),
+            account.name or None,
+            account.home,
+        )
+    member_of = [group.gid for group in groups if account.name and account.name in group.members]
+    return User(
+        account.uid,
+        account.gid,
+        tuple(dict.fromkeys(member_of))[:_GROUPS_LIMIT],
+        account.name or None,
+        account.home,
+    )
+
+
+def _find_account(accounts: list[_Account], text: str) -> _Account | None:
+    for account in accounts:
+        if account.name == text:
+            return account
+    number = _id(text)
+    if number is None:
+        return None
+    for account in accounts:
+        if account.uid == number:
+            return account
+    return _Account("", number, 0, "/")
+
+
+def _find_group(groups: list[_Group], text: str) -> int:
+    for group in groups:
+        if group.name == text:
+            return group.gid
+    number = _id(text)
+    if number is None:
+        raise UserNotFoundError(f"no group {text!r} in the sandbox's /etc/group")
+    return number
+
+
+def _id(text: str) -> int | None:
+    """Return an id of the sandbox, or None if the text is none."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5):
+        return None
+    number = int(text)
+    return number if number < IDS_PER_SANDBOX else None
+
+
+class _Cached(Generic[T]):
+    """One file, parsed; looked at on every question, read only when it is another one."""
+
+    def __init__(self, path: bytes, parse: Callable[[str], list[T]]) -> None:
+        self._path, self._parse = path, parse
+        self._key: _Key | None = None
+        self._rows: list[T] = []
+
+    def get(self, tree: RootTree) -> tuple[list[T], bool]:
+        """Return the rows and whether they were read anew. An absent file has none."""
+        try:
+            handle = tree.open(self._path)
+        except OSError:  # absent, or where no file can be
+            changed, self._key, self._rows = self._key is not None, None, []
+            return self._rows, changed
+        with closing(handle):
+            status = os.fstat(handle)
+            key = (
+                status.st_dev,
+                status.st_ino,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+            )
+            if key == self._key:
+                return self._rows, False
+            self._rows = self._parse(self._content(handle, status))
+            self._key = key
+            return self._rows, True
+
+    def _content(self, handle: int, status: os.stat_result) -> str:
+        try:
+            require_regular(status, self._path)
+            with closing(reopen(handle, os.O_RDONLY)) as fd:
+                data = os.pread(fd, _FILE_LIMIT + 1, 0)
+        except (OSError, FileError) as error:
+            raise UserNotFoundError(f"the sandbox's users cannot be read: {error}") from error
+        if len(data) > _FILE_LIMIT:
+            shown = os.fsdecode(self._path)
+            raise UserNotFoundError(f"the sandbox's {shown} is larger than {_FILE_LIMIT} bytes")
+        return data.decode("utf-8", "surrogateescape")
+
+
+def _parse_accounts(text: str) -> list[_Account]:
+    accounts = []
+    for line in text.split("\n"):
+        parts = line.split(":")
+        if len(parts) < 6:
+            continue
+        uid, gid = _id(parts[2]), _id(parts[3])
+        if parts[0] and uid is not None and gid is not None and "\0" not in line:
+            accounts.append(_Account(parts[0], uid, gid, parts[5] or "/"))
+    return accounts
+
+
+def _parse_groups(text: str) -> list[_Group]:
+    groups = []
+    for line in text.split("\n"):
+        parts = line.split(":")
+        gid = _id(parts[2]) if len(parts) >= 4 else None
+        if gid is not None and parts[0]:
+            groups.append(_Group(parts[0], gid, frozenset(filter(None, parts[3].split(",")))))
+    return groups
