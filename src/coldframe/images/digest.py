@@ -6,7 +6,6 @@ Times are left out, so that a tree built twice is one layer.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -14,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldframe.images.trees import Entry, identity, walk
+from coldframe.images.trees import Entry, identity, open_file, walk
 from coldframe.protocol.errors import ImageError
 
 VERSION = b"coldframe-tree-1"
 MAX_ID = 65535
 """Sandboxes map this many ids; a file of a higher one could not be seen inside."""
+MAX_FILE = 64 << 30
+"""Bytes. A sparse file of an absurd size would keep the digest busy for days."""
 
 _KINDS = {
     stat.S_IFREG: b"f",
@@ -76,7 +77,8 @@ def check_entry(entry: Entry) -> None:
     """Refuse what no layer may hold.
 
     Raises:
-        ImageError: an id above 65535, or a device that is not an overlay whiteout.
+        ImageError: an id above 65535, a file of an absurd size, or a device that is not an
+            overlay whiteout.
     """
     status = entry.stat
     shown = os.fsdecode(entry.path)
@@ -85,6 +87,8 @@ def check_entry(entry: Entry) -> None:
             f"{shown!r} belongs to {status.st_uid}:{status.st_gid}; "
             f"a layer holds the ids 0 to {MAX_ID} only"
         )
+    if stat.S_ISREG(status.st_mode) and status.st_size > MAX_FILE:
+        raise ImageError(f"{shown!r} has {status.st_size} bytes; at most {MAX_FILE} are kept")
     if stat.S_ISBLK(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev != 0):
         raise ImageError(f"{shown!r} is a device; layers hold none")
 
@@ -131,10 +135,7 @@ def _fields(entry: Entry) -> Iterator[bytes]:
 
 
 def _content(entry: Entry) -> bytes:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(entry.name, flags, dir_fd=entry.parent), "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.ESTALE, "changed while it was being read", entry.path)
+    with os.fdopen(open_file(entry), "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 

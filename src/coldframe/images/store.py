@@ -24,10 +24,8 @@ from coldframe.images import names
 from coldframe.images.base import Image, ImageConfig
 from coldframe.images.digest import TreeDigest, digest_tree, strip_foreign_xattrs
 from coldframe.images.locks import locked, try_lock
-from coldframe.images.trees import remove_tree
+from coldframe.images.trees import NO_SPACE, remove_tree
 from coldframe.protocol.errors import ImageError, ImageNotFoundError, StorageFullError
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -437,7 +435,7 @@ def _full_disk_named() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in NO_SPACE:
             raise
         raise StorageFullError(f"no space is left for images: {error}") from error
 

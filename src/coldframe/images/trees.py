@@ -17,6 +17,7 @@ from pathlib import Path
 
 from coldframe.protocol.errors import ImageError
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -102,6 +103,19 @@ def _ascend(fd: int, expected: tuple[int, int]) -> int:
         raise ImageError("a directory was moved while its tree was being read")
     os.close(fd)
     return above
+
+
+def open_file(entry: Entry) -> int:
+    """Open a regular file of a walk for reading and return the descriptor.
+
+    Raises OSError when it is anything else by now; never blocks.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(entry.name, flags, dir_fd=entry.parent)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ESTALE, "changed while it was being read", entry.path)
+    return fd
 
 
 def remove_tree(path: Path) -> None:

@@ -1,0 +1,333 @@
+"""Import root file systems: tar archives (plain, gzip, xz, zstd) and directories.
+
+What is imported is not trusted. Entries never leave the tree, nothing is reached through a
+link, device nodes under dev/ are left out and refused elsewhere, and an archive that is cut
+short or damaged in the middle is refused rather than half kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol, Self, cast
+
+from coldframe.images.base import Image, ImageConfig, Progress, quiet
+from coldframe.images.digest import MAX_FILE, layer_xattrs
+from coldframe.images.store import ImageStore
+from coldframe.images.trees import NO_SPACE, Entry, identity, open_file, walk
+from coldframe.images.writer import BLOCK, Metadata, TreeWriter, copy_content, split, write_all
+from coldframe.protocol.errors import CapabilityError, ImageError
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_CONFIG = ImageConfig(env=(("PATH", PATH),))
+_MAX_HEADER = 1 << 20
+_XATTR = "SCHILY.xattr."
+_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_REPORT_EVERY = 5000
+
+
+def import_image(
+    store: ImageStore,
+    name: str,
+    source: Path,
+    *,
+    config: ImageConfig = DEFAULT_CONFIG,
+    progress: Progress = quiet,
+) -> Image:
+    """Import an archive or a directory as a one-layer image and give it a name.
+
+    Raises:
+        ImageError: it cannot be read, or holds what no image may hold; nothing is kept.
+        InvalidRequestError: not a name.
+        StorageFullError: no space is left.
+    """
+    with store.workspace() as work:
+        tree = work / "tree"
+        tree.mkdir(mode=0o755)
+        if source.is_dir():
+            unpack_directory(source, tree, progress)
+        else:
+            with open_archive(source) as stream:
+                unpack_tar(stream, tree, str(source), progress)
+        progress("taking digests")
+        layer = store.add_layer(tree)
+    return store.tag(name, [layer], config)
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Readable]:
+    """Open an archive, decompressing as its first bytes say.
+
+    Raises:
+        ImageError: it cannot be opened, or the decompressor reports damage.
+        CapabilityError: it is zstd and there is no zstd program.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ImageError(f"{path}: {error.strerror}") from error
+    with file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic.startswith(b"\x28\xb5\x2f\xfd"):
+            with _zstd(file, path) as stream:
+                yield stream
+        elif magic.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=file) as stream:
+                yield stream
+        elif magic.startswith(b"\xfd7zXZ\x00"):
+            with lzma.LZMAFile(file) as stream:
+                yield stream
+        else:
+            yield file
+
+
+@contextmanager
+def _zstd(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    if shutil.which("zstd") is None:
+        raise CapabilityError(f"{path} is compressed with zstd; run: apt-get install zstd")
+    with subprocess.Popen(["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        except BaseException:
+            process.kill()
+            raise
+        if process.wait() != 0:
+            raise ImageError(f"{path}: zstd reports that it is damaged")
+
+
+class Readable(Protocol):
+    """A stream of bytes, read once."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _StrictInfo(tarfile.TarInfo):
+    """Headers as tarfile reads them, but damage is an error where tarfile would just stop."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ == "EOFHeaderError":
+                raise  # the mark that ends an archive
+            raise ImageError(f"cut short or damaged ({error})") from error
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _EXTENDED and not 0 <= info.size <= _MAX_HEADER:
+            raise ImageError(f"a header of {info.size} bytes; at most {_MAX_HEADER} are read")
+        return info
+
+
+class _StrictTar(tarfile.TarFile):
+    tarinfo = _StrictInfo
+    members: list[tarfile.TarInfo]
+
+
+def unpack_tar(stream: Readable, tree: Path, shown: str, progress: Progress = quiet) -> None:
+    """Unpack a plain tar stream into an empty directory, in one pass.
+
+    `shown` names the archive in messages. Raises as `import_image` does.
+    """
+    try:
+        with (
+            _StrictTar.open(
+                fileobj=cast("IO[bytes]", stream),
+                mode="r|",
+                encoding="utf-8",
+                errors="surrogateescape",
+            ) as archive,
+            TreeWriter(tree) as writer,
+        ):
+            count = 0
+            while (info := archive.next()) is not None:
+                archive.members = []  # tarfile would keep every header in memory
+                with _member_named(info.name):
+                    _unpack_member(archive, info, writer)
+                count += 1
+                if count % _REPORT_EVERY == 0:
+                    progress(f"unpacked {count} entries")
+            while stream.read(BLOCK):
+                pass  # to the end, so that a decompressor checks its sums
+            progress(f"unpacked {count} entries")
+    except ImageError as error:
+        raise ImageError(f"{shown}: {error}") from error
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ImageError(f"{shown}: not a tar archive, or damaged ({error})") from error
+
+
+@contextmanager
+def _member_named(name: str) -> Iterator[None]:
+    """Say which entry an error of the system is about."""
+    try:
+        yield
+    except gzip.BadGzipFile:
+        raise
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise
+        raise ImageError(f"{name!r}: {error.strerror or error}") from error
+
+
+def _unpack_member(archive: tarfile.TarFile, info: tarfile.TarInfo, writer: TreeWriter) -> None:
+    path = _raw(info.name)
+    metadata = Metadata(
+        mode=info.mode & 0o7777,
+        uid=info.uid,
+        gid=info.gid,
+        mtime_ns=_nanoseconds(info),
+        xattrs=dict(_carried_xattrs(info)),
+    )
+    if info.isdir():
+        writer.directory(path, metadata)
+    elif info.issym():
+        writer.link(path, _raw(info.linkname), metadata)
+    elif info.islnk():
+        writer.hard_link(path, _raw(info.linkname))
+    elif info.isfifo():
+        writer.fifo(path, metadata)
+    elif info.ischr() or info.isblk():
+        refuse_device(path)
+    elif info.isreg():
+        if not 0 <= info.size <= MAX_FILE:
+            raise ImageError(f"{info.name!r} has {info.size} bytes; at most {MAX_FILE} are kept")
+        writer.file(path, metadata, lambda fd: _copy_member(archive, info, fd))
+    else:
+        raise ImageError(f"{info.name!r} is of the unknown kind {info.type!r}")
+
+
+def refuse_device(path: bytes) -> None:
+    """Pass over a device node under dev/ (a sandbox brings its own /dev).
+
+    Raises:
+        ImageError: it lies anywhere else.
+    """
+    parts = split(path)
+    if parts[:1] != (b"dev",):
+        raise ImageError(f"{os.fsdecode(path)!r} is a device; only those under dev/ are left out")
+
+
+def _copy_member(archive: tarfile.TarFile, info: tarfile.TarInfo, fd: int) -> None:
+    # typeshed calls the map bytes; it is a list of (offset, length).
+    extents = cast("list[tuple[int, int]]", info.sparse or [(0, info.size)])
+    assert archive.fileobj is not None
+    archive.fileobj.seek(info.offset_data)
+    for offset, length in extents:
+        if offset < 0 or length < 0 or offset + length > info.size:
+            raise ImageError(f"{info.name!r} has a sparse map that does not fit its size")
+        os.lseek(fd, offset, os.SEEK_SET)
+        rest = length
+        while rest:
+            data = archive.fileobj.read(min(BLOCK, rest))
+            if not data:
+                raise ImageError(f"{info.name!r}: the archive is cut short")
+            write_all(fd, data)
+            rest -= len(data)
+    os.ftruncate(fd, info.size)
+
+
+def _carried_xattrs(info: tarfile.TarInfo) -> Iterator[tuple[str, bytes]]:
+    if not (info.isreg() or info.isdir()):
+        return
+    for key, value in info.pax_headers.items():
+        name = key.removeprefix(_XATTR)
+        if name != key and may_import_xattr(name):
+            yield name, _raw(value)
+
+
+def may_import_xattr(name: str) -> bool:
+    """Whether an import keeps an attribute; overlay's own would change what a layer means."""
+    return name == "security.capability" or (
+        name.startswith("user.") and not name.startswith("user.overlay.")
+    )
+
+
+def _nanoseconds(info: tarfile.TarInfo) -> int:
+    """Return the time of change, kept within what every file system can hold."""
+    try:
+        return max(0, min(int(float(info.mtime)), 1 << 33)) * 10**9
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+# --- directories ----------------------------------------------------------------------------
+
+
+def unpack_directory(source: Path, tree: Path, progress: Progress = quiet) -> None:
+    """Copy a directory's tree into an empty directory. Raises as `import_image` does.
+
+    Sockets are left out. Links are copied as links.
+    """
+    linked: dict[tuple[int, int], bytes] = {}
+    with TreeWriter(tree) as writer:
+        for count, entry in enumerate(walk(source), start=1):
+            with _member_named(os.fsdecode(entry.path)):
+                _copy_entry(entry, writer, linked)
+            if count % _REPORT_EVERY == 0:
+                progress(f"copied {count} entries")
+
+
+def _copy_entry(entry: Entry, writer: TreeWriter, linked: dict[tuple[int, int], bytes]) -> None:
+    mode = entry.stat.st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        refuse_device(entry.path)
+        return
+    if stat.S_ISSOCK(mode):
+        return
+    if not stat.S_ISDIR(mode) and entry.stat.st_nlink > 1:
+        first = linked.setdefault(identity(entry.stat), entry.path)
+        if first != entry.path:
+            writer.hard_link(entry.path, first)
+            return
+    copy_entry(entry, writer, entry.path, entry_metadata(entry))
+
+
+def entry_metadata(entry: Entry) -> Metadata:
+    """Return an entry's own metadata, with the attributes that an import keeps."""
+    status = entry.stat
+    plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    xattrs = {
+        name: value for name, value in layer_xattrs(entry) if plain and may_import_xattr(name)
+    }
+    mode = stat.S_IMODE(status.st_mode)
+    return Metadata(mode, status.st_uid, status.st_gid, status.st_mtime_ns, xattrs)
+
+
+def copy_entry(entry: Entry, writer: TreeWriter, path: bytes, metadata: Metadata) -> None:
+    """Copy one entry of a walk to `path` of another tree; a directory without its content."""
+    mode = entry.stat.st_mode
+    if stat.S_ISDIR(mode):
+        writer.directory(path, metadata)
+    elif stat.S_ISLNK(mode):
+        writer.link(path, os.readlink(entry.name, dir_fd=entry.parent), metadata)
+    elif stat.S_ISFIFO(mode):
+        writer.fifo(path, metadata)
+    else:
+        source = open_file(entry)
+        try:
+            writer.file(path, metadata, lambda fd: copy_content(source, fd))
+        finally:
+            os.close(source)
