@@ -48,8 +48,8 @@ def hierarchies(
     membership = Path("/proc/self/cgroup").read_text() if membership is None else membership
     own_paths: dict[str, str] = {}
     for line in membership.splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(",") if names else [UNIFIED]:
+        _, carried, path = line.split(":", 2)
+        for name in carried.split(",") if carried else [UNIFIED]:
             own_paths[name] = path
     found: dict[str, Hierarchy] = {}
     for kind, root, mount, options in _cgroup_mounts(mountinfo):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -26,7 +27,7 @@ AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
-RENAME_NOREPLACE = 1
+MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 0x02, 0x04, 0x10
 
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
@@ -104,10 +105,10 @@ def unshare(flags: int) -> None:
         raise _fail()
 
 
-def mount_detached(fs_type: str, options: dict[str, str | None]) -> int:
+def mount_detached(fs_type: str, options: Mapping[str, str | None], attributes: int = 0) -> int:
     """Mount a file system nowhere and return its root's descriptor (the mount lives with it).
 
-    An option whose value is None is a flag.
+    An option whose value is None is a flag; `attributes` are MOUNT_ATTR_ bits.
     """
     context: int = _syscall(_FSOPEN, ctypes.c_char_p(fs_type.encode()), _FSOPEN_CLOEXEC)
     if context < 0:
@@ -118,7 +119,7 @@ def mount_detached(fs_type: str, options: dict[str, str | None]) -> int:
             text = None if value is None else ctypes.c_char_p(os.fsencode(value))
             _fsconfig(context, command, ctypes.c_char_p(key.encode()), text)
         _fsconfig(context, _FSCONFIG_CMD_CREATE, None, None)
-        mount: int = _syscall(_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0)
+        mount: int = _syscall(_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
         if mount < 0:
             raise _fail(fs_type)
         return mount
@@ -139,7 +140,7 @@ def _context_message(context: int) -> str:
     """What the kernel says about the last failure, if it says anything."""
     try:
         os.set_blocking(context, False)
-        return os.read(context, 4096).decode("utf-8", "replace").strip()
+        return os.read(context, 4096).decode("utf-8", "replace").strip().removeprefix("e ")
     except OSError:
         return ""
 
@@ -151,13 +152,6 @@ def open_tree(dirfd: int, path: bytes = b"", *, clone: bool = True) -> int:
     if fd < 0:
         raise _fail(path)
     return fd
-
-
-def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, flags: int) -> None:
-    """Rename with flags (RENAME_NOREPLACE)."""
-    arguments = (ctypes.c_char_p(source), target_dir, ctypes.c_char_p(target), ctypes.c_uint(flags))
-    if _libc.renameat2(source_dir, *arguments) != 0:
-        raise _fail(target)
 
 
 def syncfs(fd: int) -> None:
