@@ -80,6 +80,8 @@ class SandboxInfo(_Model):
     expires_at: float | None = None
     expired: bool = False
     """Deleted because its lease ended."""
+    queued_s: float = 0.0
+    """How long its create waited on the node for its turn."""
     reason: str | None = None
     """Why it failed, was lost or is gone."""
 
@@ -244,6 +246,8 @@ class ExecResult(_Model):
     started_at: float
     ended_at: float
     duration_s: float
+    queued_s: float = 0.0
+    """How long it waited on the node for its turn, before `started_at`."""
     resources: Resources = Resources()
     leftovers: tuple[ProcessInfo, ...] = ()
     """Processes that the command left running."""

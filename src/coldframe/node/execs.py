@@ -1,0 +1,328 @@
+"""Commands of a node: each runs once, in its turn, and always ends.
+
+A command is a task of the node's, not of whoever asked: a caller that goes away loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from coldframe.node.life import Sandbox
+from coldframe.node.operations import ExecOperation, Operations, weigh
+from coldframe.node.queueing import FairQueue
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import (
+    CapacityError,
+    ColdframeError,
+    Execution,
+    InvalidRequestError,
+    SandboxGoneError,
+)
+from coldframe.protocol.ids import check_operation_id, new_operation_id
+from coldframe.protocol.models import (
+    ExecRequest,
+    ExecResult,
+    Output,
+    OutputChunk,
+    Reason,
+    SignalScope,
+    Stream,
+)
+from coldframe.runtimes.base import RunningExec
+
+_SETTLE_S = 5.0
+"""How long a runtime may take to report the end of a command whose sandbox has ended."""
+_SMALL_BYTES = 64 << 10
+"""A runtime holds nothing for an ended command with less output than this."""
+
+
+class _Slot:
+    """A place in the queue, given back once: at the command's end or after the hold time."""
+
+    __slots__ = ("_queue", "_timer")
+
+    def __init__(self, queue: FairQueue, hold_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue: FairQueue | None = queue
+        self._timer = loop.call_later(hold_s, self.release)
+
+    def release(self) -> None:
+        if self._queue is not None:
+            self._timer.cancel()
+            queue, self._queue = self._queue, None
+            queue.release()
+
+
+class Execs:
+    """All commands of a node."""
+
+    def __init__(self, settings: NodeSettings, operations: Operations) -> None:
+        self._settings = settings
+        self._operations = operations
+        self._queue = FairQueue("commands", settings.exec_slots, settings.queue_limit)
+        self._loop = asyncio.get_running_loop()
+        self._running = 0
+        self._spools: OrderedDict[str, ExecOperation] = OrderedDict()
+        """Ended operations whose whole output can still be read, oldest first."""
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # --- life of one command ----------------------------------------------------------
+
+    def begin(self, sandbox: Sandbox, request: ExecRequest) -> ExecOperation:
+        """Return the operation of this request: a known one, or one that starts now.
+
+        Raises:
+            SandboxStateError, SandboxGoneError, ConflictError: the sandbox does not take it.
+            OperationMismatchError, OperationExpiredError: the id was used before.
+            CapacityError: too many run already.
+        """
+        operation_id = request.operation_id
+        if operation_id is None:
+            operation_id = new_operation_id()
+        else:
+            check_operation_id(operation_id)
+            known = self._operations.find_exec(sandbox, request)
+            if known is not None:
+                return known
+        sandbox.require_ready(request.expected_version)
+        if self._running >= self._settings.max_running_execs:
+            raise CapacityError(f"{self._running} commands are running on this node already")
+        operation = ExecOperation(operation_id, sandbox, request, self._loop.create_future())
+        self._running += 1
+        sandbox.execs[operation_id] = operation
+        self._operations.add(operation)
+        operation.task = self._loop.create_task(self._run(operation))
+        operation.task.add_done_callback(partial(self._on_end, operation))
+        return operation
+
+    async def _run(self, operation: ExecOperation) -> ExecResult:
+        sandbox, queue = operation.sandbox, self._queue
+        slot: _Slot | None = None
+        try:
+            queued_s = 0.0 if queue.try_acquire() else await queue.acquire(sandbox.id)
+            slot = _Slot(queue, self._settings.exec_hold_s, self._loop)
+            handle = sandbox.require_ready(operation.request.expected_version)
+            operation.dispatched = True
+            running = await handle.start_exec(operation.request, operation.id)
+            operation.running = running
+            operation.started.set_result(None)
+            result = await running.wait()
+        except asyncio.CancelledError:
+            if not operation.abandoned:
+                raise
+            return await self._last_words(operation)
+        finally:
+            if slot is not None:
+                slot.release()
+        return result.model_copy(update={"queued_s": queued_s}) if queued_s else result
+
+    def _on_end(self, operation: ExecOperation, task: asyncio.Task[ExecResult]) -> None:
+        operation.sandbox.execs.pop(operation.id, None)
+        self._running -= 1
+        if not operation.started.done():
+            operation.started.set_result(None)
+        if not task.cancelled() and task.exception() is None:
+            result = task.result()
+            operation.size = weigh(result)
+            self._keep_output(operation, result)
+        if operation.dispatched:
+            self._operations.settle(operation, task)
+        else:
+            self._operations.drop(operation)
+
+    async def _last_words(self, operation: ExecOperation) -> ExecResult:
+        """The result of a command that the runtime never reported the end of."""
+        sandbox, running = operation.sandbox, operation.running
+        if running is None:
+            raise SandboxGoneError(
+                f"sandbox {sandbox.id!r} ended before the command was known to run",
+                execution=Execution.UNKNOWN if operation.dispatched else Execution.NOT_EXECUTED,
+            )
+        window = operation.request.window_bytes
+        now = time.time()
+        return ExecResult(
+            operation_id=operation.id,
+            sandbox_id=sandbox.id,
+            reason=Reason.SANDBOX_GONE,
+            out=await _what_is_there(running, "stdout", window),
+            err=await _what_is_there(running, "stderr", window),
+            started_at=now,
+            ended_at=now,
+            duration_s=0.0,
+            request=operation.request,
+        )
+
+    # --- ends of sandboxes ------------------------------------------------------------
+
+    def refuse_waiting(self, sandbox: Sandbox) -> None:
+        """End the operations that wait for their turn in a sandbox that takes no more."""
+        self._abandon(op for op in list(sandbox.execs.values()) if not op.dispatched)
+
+    async def settle(self, sandbox: Sandbox) -> None:
+        """Return when every operation of a sandbox that has ended has a result."""
+        tasks = [operation.task for operation in sandbox.execs.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_SETTLE_S)
+        left = list(sandbox.execs.values())
+        self._abandon(left)
+        if left:
+            await asyncio.wait([operation.task for operation in left])
+        for operation in list(sandbox.lingering.values()):
+            self._keep_spool(operation)
+        sandbox.lingering.clear()
+
+    def _abandon(self, operations: Iterable[ExecOperation]) -> None:
+        for operation in operations:
+            operation.abandoned = True
+            operation.task.cancel()
+
+    # --- output -----------------------------------------------------------------------
+
+    def _keep_output(self, operation: ExecOperation, result: ExecResult) -> None:
+        """Keep what the runtime holds only while there is more in it than in the result."""
+        sandbox = operation.sandbox
+        if result.leftovers and not sandbox.ended:
+            sandbox.lingering[operation.id] = operation
+        elif result.out.omitted_bytes or result.err.omitted_bytes:
+            self._keep_spool(operation)
+        else:
+            running, operation.running = operation.running, None
+            if (
+                running is not None
+                and result.out.total_bytes + result.err.total_bytes > _SMALL_BYTES
+            ):
+                self._spawn(running.forget())
+
+    def _keep_spool(self, operation: ExecOperation) -> None:
+        self._spools[operation.id] = operation
+        if len(self._spools) > self._settings.spool_count:
+            _, oldest = self._spools.popitem(last=False)
+            running, oldest.running = oldest.running, None
+            if running is not None:
+                self._spawn(running.forget())
+
+    async def close(self) -> None:
+        """Drop every kept output."""
+        while self._spools:
+            _, operation = self._spools.popitem()
+            running, operation.running = operation.running, None
+            if running is not None:
+                self._spawn(running.forget())
+        if self._background:
+            await asyncio.wait(self._background)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), ColdframeError):
+            return  # what was to be dropped went with its sandbox
+        task.result()
+
+    async def read(
+        self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool
+    ) -> OutputChunk:
+        """See `Node.read_output`."""
+        if cursor < 0 or max_bytes < 1:
+            raise InvalidRequestError("cursor must not be negative, max_bytes must be at least 1")
+        operation = self._operations.get(operation_id)
+        if stream == "status" and not operation.request.status_pipe:
+            raise InvalidRequestError("stream 'status' needs a request with status_pipe")
+        if not operation.started.done():
+            if not wait:
+                return OutputChunk(stream=stream, offset=cursor, data=b"")
+            await self.until_started(operation)
+        if operation.running is not None:
+            return await operation.running.read(stream, cursor, max_bytes, wait=wait)
+        result = await asyncio.shield(operation.task)
+        output = {"stdout": result.out, "stderr": result.err}.get(stream, Output())
+        return _chunk(stream, output, cursor, max_bytes)
+
+    # --- control ----------------------------------------------------------------------
+
+    async def until_started(self, operation: ExecOperation) -> None:
+        """Return when the command runs, or has run; raise what kept it from starting."""
+        await asyncio.shield(operation.started)
+        if operation.running is None:
+            await asyncio.shield(operation.task)
+
+    async def _reach(self, operation_id: str) -> RunningExec | None:
+        """The command if the runtime still knows it."""
+        operation = self._operations.get(operation_id)
+        await self.until_started(operation)
+        return operation.running
+
+    async def write_stdin(self, operation_id: str, data: bytes) -> None:
+        """See `Node.write_stdin`."""
+        running = await self._reach(operation_id)
+        if running is None:
+            raise BrokenPipeError("the command has ended")
+        await running.write_stdin(data)
+
+    async def close_stdin(self, operation_id: str) -> None:
+        """See `Node.close_stdin`."""
+        running = await self._reach(operation_id)
+        if running is not None:
+            await running.close_stdin()
+
+    async def signal(self, operation_id: str, signum: int, scope: SignalScope) -> int:
+        """See `Node.signal`."""
+        running = await self._reach(operation_id)
+        return 0 if running is None else await running.signal(signum, scope)
+
+    async def resize(self, operation_id: str, rows: int, cols: int) -> None:
+        """See `Node.resize`."""
+        if self._operations.get(operation_id).request.pty is None:
+            raise InvalidRequestError("the command has no terminal to resize")
+        running = await self._reach(operation_id)
+        if running is not None:
+            await running.resize(rows, cols)
+
+    async def mark(self, operation_id: str) -> tuple[int, int]:
+        """See `Node.mark`."""
+        running = await self._reach(operation_id)
+        if running is not None:
+            return await running.mark()
+        result = await asyncio.shield(self._operations.get(operation_id).task)
+        return result.out.total_bytes, result.err.total_bytes
+
+    async def forget(self, operation_id: str) -> None:
+        """See `Node.forget`."""
+        operation = self._operations.get(operation_id)
+        self._spools.pop(operation_id, None)
+        if operation.running is not None:
+            await operation.running.forget()
+
+
+async def _what_is_there(running: RunningExec, stream: Stream, window: int) -> Output:
+    """What can be read of a stream at once; its length and digest are not known."""
+    try:
+        chunk = await asyncio.wait_for(running.read(stream, 0, max(1, window), wait=False), 1.0)
+    except (ColdframeError, OSError, TimeoutError):
+        return Output(sha256="")
+    return Output(total_bytes=len(chunk.data), sha256="", head=chunk.data[:window])
+
+
+def _chunk(stream: Stream, output: Output, cursor: int, max_bytes: int) -> OutputChunk:
+    """Read from a result's window as if it were the spool."""
+    total, tail_start = output.total_bytes, output.total_bytes - len(output.tail)
+    offset = min(cursor, total)
+    if offset < len(output.head):
+        data = output.head[offset : offset + max_bytes]
+    else:
+        offset = max(offset, tail_start)
+        data = output.tail[offset - tail_start :][:max_bytes]
+    return OutputChunk(
+        stream=stream,
+        offset=offset,
+        data=data,
+        dropped_bytes=max(0, offset - cursor),
+        eof=offset + len(data) >= total,
+    )

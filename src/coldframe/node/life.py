@@ -1,0 +1,143 @@
+"""The life of a sandbox as the node keeps it: states, versions, what each state refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from coldframe.protocol.errors import (
+    ColdframeError,
+    ConflictError,
+    SandboxGoneError,
+    SandboxStateError,
+)
+from coldframe.protocol.models import SandboxInfo, SandboxSpec, SandboxState
+from coldframe.runtimes.base import SandboxHandle
+
+if TYPE_CHECKING:
+    from coldframe.node.operations import ExecOperation
+
+_S = SandboxState
+NEXT: dict[SandboxState, frozenset[SandboxState]] = {
+    _S.REQUESTED: frozenset({_S.PROVISIONING, _S.FAILED}),
+    _S.PROVISIONING: frozenset({_S.READY, _S.FAILED}),
+    _S.READY: frozenset({_S.PAUSED, _S.TERMINATING, _S.LOST}),
+    _S.PAUSED: frozenset({_S.READY, _S.TERMINATING, _S.LOST}),
+    _S.TERMINATING: frozenset({_S.DELETED}),
+    _S.DELETED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.LOST: frozenset(),
+}
+"""Every transition there is."""
+
+ENDED = frozenset({_S.DELETED, _S.FAILED, _S.LOST})
+
+
+@dataclass(eq=False)
+class Sandbox:
+    """The node's record of one sandbox."""
+
+    id: str
+    node_id: str
+    runtime: str
+    spec: SandboxSpec
+    image_digest: str = ""
+    layer_digests: tuple[str, ...] = ()
+    state: SandboxState = SandboxState.REQUESTED
+    version: int = 1
+    created_at: float = field(default_factory=time.time)
+    ready_at: float | None = None
+    ended_at: float | None = None
+    expires_at: float | None = None
+    expired: bool = False
+    reason: str | None = None
+    handle: SandboxHandle | None = None
+    queued_s: float = 0.0
+    """How long its create waited for its turn."""
+    creating: asyncio.Task[SandboxInfo] | None = None
+    ending: asyncio.Task[None] | None = None
+    lease: asyncio.TimerHandle | None = None
+    execs: dict[str, ExecOperation] = field(default_factory=dict)
+    """Operations that have not ended."""
+    lingering: dict[str, ExecOperation] = field(default_factory=dict)
+    """Ended operations that left processes running, whose output goes on."""
+
+    def info(self) -> SandboxInfo:
+        """What the world may know of it."""
+        return SandboxInfo(
+            id=self.id,
+            node_id=self.node_id,
+            runtime=self.runtime,
+            spec=self.spec,
+            image_digest=self.image_digest,
+            layer_digests=self.layer_digests,
+            state=self.state,
+            version=self.version,
+            created_at=self.created_at,
+            ready_at=self.ready_at,
+            ended_at=self.ended_at,
+            expires_at=self.expires_at,
+            expired=self.expired,
+            queued_s=self.queued_s,
+            reason=self.reason,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is in a final state."""
+        return self.state in ENDED
+
+    def move(self, state: SandboxState, reason: str | None = None) -> None:
+        """Make a transition and raise the version.
+
+        Raises:
+            SandboxStateError: there is no such transition.
+        """
+        if state not in NEXT[self.state]:
+            raise SandboxStateError(f"sandbox {self.id!r} cannot go from {self.state} to {state}")
+        self.state = state
+        self.version += 1
+        self.reason = reason or self.reason
+        if state is SandboxState.READY and self.ready_at is None:
+            self.ready_at = time.time()
+        if state in ENDED:
+            self.ended_at = time.time()
+
+    def refusal(self) -> ColdframeError | None:
+        """Why it takes no operation now; None when it does."""
+        if self.state is SandboxState.READY:
+            return None
+        why = f": {self.reason}" if self.reason else ""
+        if self.state is SandboxState.DELETED:
+            how = "expired: its lease ended" if self.expired else "was deleted"
+            return SandboxGoneError(f"sandbox {self.id!r} {how}")
+        if self.state is SandboxState.LOST:
+            return SandboxGoneError(f"sandbox {self.id!r} was lost{why}")
+        return SandboxStateError(f"sandbox {self.id!r} is {self.state}{why}")
+
+    def require_ready(self, expected_version: int | None = None) -> SandboxHandle:
+        """Return the handle if operations are taken.
+
+        Raises:
+            SandboxStateError, SandboxGoneError: they are not.
+            ConflictError: the version is another than expected.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        self.require_version(expected_version)
+        assert self.handle is not None
+        return self.handle
+
+    def require_version(self, expected: int | None) -> None:
+        """Refuse when the sandbox has moved on.
+
+        Raises:
+            ConflictError: the version is another than expected.
+        """
+        if expected is not None and expected != self.version:
+            raise ConflictError(
+                f"sandbox {self.id!r} is at version {self.version}, not {expected}: it has moved on"
+            )

@@ -1,0 +1,321 @@
+"""The node of one machine: sandboxes with leases, commands that run once, an exact ledger.
+
+Everything runs on one event loop and belongs to it. A node holds `nodes/<id>/lock` while it
+lives; what a dead one left is found by that and reaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from coldframe.images.base import Image
+from coldframe.node import fingerprints
+from coldframe.node.assembly import ImageResolver, assemble
+from coldframe.node.execs import Execs
+from coldframe.node.files import GuardedFiles
+from coldframe.node.home import NodeHome
+from coldframe.node.life import Sandbox
+from coldframe.node.operations import CreateOperation, Operations
+from coldframe.node.sandboxes import CloseReport, Sandboxes
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import ClientClosedError
+from coldframe.protocol.ids import check_operation_id, new_node_id
+from coldframe.protocol.models import (
+    Capabilities,
+    ExecRequest,
+    ExecResult,
+    Fingerprint,
+    Ledger,
+    OutputChunk,
+    ProcessInfo,
+    SandboxInfo,
+    SandboxSpec,
+    SignalScope,
+    Stream,
+)
+from coldframe.runtimes.base import FileAccess, Runtime
+
+_LEDGER_SCANS = 5
+
+
+class Node:
+    """Sandboxes of one machine, by id or name.
+
+    Every method that takes an operation id or names a sandbox may raise SandboxNotFoundError,
+    SandboxStateError (in a state that takes no operation), SandboxGoneError (it has ended);
+    those that take `expected_version` also ConflictError.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings | None = None,
+        runtime: Runtime | None = None,
+        images: ImageResolver | None = None,
+    ) -> None:
+        """Take a runtime and images, or make those that the settings name."""
+        self.settings = settings or NodeSettings.from_environment()
+        self.id = new_node_id()
+        self._home = NodeHome(self.settings, self.id)
+        self._given = (runtime, images)
+        self._open = False
+
+    # --- start, close -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the lock, reap what dead nodes left, start the runtime.
+
+        Raises:
+            CapabilityError: the machine cannot run the runtime, or the home cannot be written.
+        """
+        if self._open:
+            return
+        self._home.acquire()
+        try:
+            self.runtime, self.images = assemble(self.settings, self.id, *self._given)
+            await self.runtime.start()
+        except BaseException:
+            self._home.release()
+            raise
+        self._operations = Operations(self.settings)
+        self._execs = Execs(self.settings, self._operations)
+        self._sandboxes = Sandboxes(self.settings, self.id, self.runtime, self._execs)
+        self._open = True
+
+    async def close(self) -> CloseReport:
+        """End every sandbox, whatever fails meanwhile, and say what could not be ended.
+
+        Twice is fine.
+        """
+        if not self._open:
+            return CloseReport()
+        self._open = False
+        try:
+            return await self._sandboxes.close()
+        finally:
+            self._home.release()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClientClosedError("the node is closed, or was never started")
+
+    # --- sandboxes --------------------------------------------------------------------
+
+    async def create_sandbox(
+        self, spec: SandboxSpec, *, operation_id: str | None = None
+    ) -> SandboxInfo:
+        """Make a sandbox; return once it is ready.
+
+        With an operation id the create goes on when the caller is cancelled, and asking again
+        gives its answer. Without one nobody could ask, so it is undone. The label `owner` names
+        whose turn it takes in the queue.
+
+        Raises:
+            ImageNotFoundError, NameInUseError, CapacityError: refused; nothing was begun.
+            CreateError, InvalidRequestError, CapabilityError, StorageFullError: it failed and
+                nothing of it is left.
+            OperationMismatchError, OperationExpiredError: see `Operations`.
+        """
+        self._require_open()
+        if operation_id is None:
+            sandbox = self._sandboxes.begin(spec, self._resolve(spec))
+            return await self._sandboxes.made_or_undone(sandbox)
+        known = self._operations.find_create(check_operation_id(operation_id), spec)
+        if known is None:
+            sandbox = self._sandboxes.begin(spec, self._resolve(spec))
+            assert sandbox.creating is not None
+            known = CreateOperation(operation_id, spec, sandbox.creating)
+            self._operations.add(known)
+            sandbox.creating.add_done_callback(partial(self._operations.settle, known))
+        return await asyncio.shield(known.task)
+
+    def _resolve(self, spec: SandboxSpec) -> Image:
+        return self.images.resolve(spec.image)
+
+    async def get(self, id_or_name: str) -> SandboxInfo:
+        """Return what is known of a sandbox: by id also when it has ended, by name while live."""
+        return self._find(id_or_name).info()
+
+    async def list(self, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
+        """Return the sandboxes that have not ended and carry all these labels, oldest first."""
+        self._require_open()
+        wanted = (labels or {}).items()
+        live = self._sandboxes.live()
+        return tuple(s.info() for s in live if wanted <= s.spec.labels.items())
+
+    async def delete(self, id_or_name: str, *, expected_version: int | None = None) -> SandboxInfo:
+        """End a sandbox; return when nothing of it is left. One that has ended already is fine."""
+        sandbox = self._find(id_or_name)
+        if not sandbox.ended:
+            sandbox.require_version(expected_version)
+            await self._sandboxes.end(sandbox, expired=False)
+        return sandbox.info()
+
+    async def renew(
+        self, id_or_name: str, ttl_s: float | None, *, expected_version: int | None = None
+    ) -> SandboxInfo:
+        """Let the lease end `ttl_s` from now; None: never.
+
+        Raises:
+            InvalidRequestError: `ttl_s` is not a positive number of seconds.
+        """
+        sandbox = self._find(id_or_name)
+        sandbox.require_ready(expected_version)
+        self._sandboxes.renew(sandbox, ttl_s)
+        return sandbox.info()
+
+    def _find(self, id_or_name: str) -> Sandbox:
+        self._require_open()
+        return self._sandboxes.find(id_or_name)
+
+    # --- commands ---------------------------------------------------------------------
+
+    async def exec(self, id_or_name: str, request: ExecRequest) -> ExecResult:
+        """Run a command and return how it ended.
+
+        It goes on when the caller is cancelled: ask again with the same operation id, or delete
+        the sandbox.
+
+        Raises:
+            NotExecutedError and its kin: it was not started.
+            CapacityError: too much is running or waiting.
+            OperationMismatchError, OperationExpiredError: see `Operations`.
+        """
+        operation = self._execs.begin(self._find(id_or_name), request)
+        return await asyncio.shield(operation.task)
+
+    async def start_exec(self, id_or_name: str, request: ExecRequest) -> str:
+        """Start a command; return its operation id once it runs. Raises as `exec`."""
+        operation = self._execs.begin(self._find(id_or_name), request)
+        await self._execs.until_started(operation)
+        return operation.id
+
+    async def wait_exec(self, operation_id: str) -> ExecResult:
+        """Return how a command ended, once it has.
+
+        Raises:
+            OperationNotFoundError, OperationExpiredError: see `Operations`.
+        """
+        self._require_open()
+        return await asyncio.shield(self._operations.get(operation_id).task)
+
+    async def read_output(
+        self,
+        operation_id: str,
+        stream: Stream = "stdout",
+        cursor: int = 0,
+        max_bytes: int = 1 << 20,
+        wait: bool = True,
+    ) -> OutputChunk:
+        """Return bytes of a stream from a cursor on; with `wait`, at least one byte or eof."""
+        self._require_open()
+        return await self._execs.read(operation_id, stream, cursor, max_bytes, wait)
+
+    async def write_stdin(self, operation_id: str, data: bytes) -> None:
+        """Write to a command's stdin. Raises as `RunningExec.write_stdin`."""
+        self._require_open()
+        await self._execs.write_stdin(operation_id, data)
+
+    async def close_stdin(self, operation_id: str) -> None:
+        """Give a command end of file. Twice, or after its end, is fine."""
+        self._require_open()
+        await self._execs.close_stdin(operation_id)
+
+    async def signal(
+        self, operation_id: str, signum: int, scope: SignalScope = SignalScope.GROUP
+    ) -> int:
+        """Send a signal; return how many processes it reached (0: it had ended)."""
+        self._require_open()
+        return await self._execs.signal(operation_id, signum, scope)
+
+    async def resize(self, operation_id: str, rows: int, cols: int) -> None:
+        """Set the size of a command's terminal."""
+        self._require_open()
+        await self._execs.resize(operation_id, rows, cols)
+
+    async def mark(self, operation_id: str) -> tuple[int, int]:
+        """Drain what is in the pipes now; return the totals of stdout and stderr."""
+        self._require_open()
+        return await self._execs.mark(operation_id)
+
+    async def forget(self, operation_id: str) -> None:
+        """Drop an ended command's kept output. Its result stays, what it left running goes on."""
+        self._require_open()
+        await self._execs.forget(operation_id)
+
+    # --- what is inside ---------------------------------------------------------------
+
+    def files(self, id_or_name: str) -> FileAccess:
+        """Return the sandbox's files; every call on them checks the sandbox's state."""
+        return GuardedFiles(self._find(id_or_name))
+
+    async def connect(
+        self, id_or_name: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to a TCP port from within the sandbox. Raises PortUnreachableError."""
+        return await self._find(id_or_name).require_ready().connect(port)
+
+    async def processes(self, id_or_name: str) -> tuple[ProcessInfo, ...]:
+        """Return all processes of a sandbox but its pid 1."""
+        return await self._find(id_or_name).require_ready().processes()
+
+    async def listening_ports(self, id_or_name: str) -> tuple[int, ...]:
+        """Return the TCP ports that something in the sandbox listens on."""
+        return await self._find(id_or_name).require_ready().listening_ports()
+
+    async def kill_processes(
+        self, id_or_name: str, operation_id: str | None = None
+    ) -> tuple[ProcessInfo, ...]:
+        """Kill all of one command, or everything but pid 1; return what was killed, once dead."""
+        return await self._find(id_or_name).require_ready().kill_processes(operation_id)
+
+    async def fingerprint(self, id_or_name: str) -> Fingerprint:
+        """Return digests of the sandbox's state; see `fingerprints.EXCLUDED` for what is not."""
+        sandbox = self._find(id_or_name)
+        return await fingerprints.take(sandbox, sandbox.require_ready())
+
+    # --- the node ---------------------------------------------------------------------
+
+    def capabilities(self) -> Capabilities:
+        """What the runtime has probed on this machine."""
+        self._require_open()
+        return self.runtime.capabilities()
+
+    async def ledger(self) -> Ledger:
+        """Count every sandbox there ever was, and compare the kernel with those that live."""
+        self._require_open()
+        for _ in range(_LEDGER_SCANS):
+            changes = self._sandboxes.changes
+            leaks = await self.runtime.leaks(self._sandboxes.in_kernel())
+            if not leaks or changes == self._sandboxes.changes:
+                break
+        else:
+            # Sandboxes never stopped coming and going: what names one of them is no stray.
+            names = self._sandboxes.recent_ids()
+            leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
+        return self._sandboxes.count(leaks)
+
+    @asynccontextmanager
+    async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[SandboxInfo]:
+        """Make a sandbox for a block and delete it at the end."""
+        info = await self.create_sandbox(spec)
+        try:
+            yield info
+        finally:
+            await self.delete(info.id)

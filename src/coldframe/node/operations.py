@@ -1,0 +1,202 @@
+"""What was asked for under which operation id, so that nothing runs twice.
+
+An operation is known while it runs and for `result_ttl_s` after its end, as long as no more than
+`result_count` results with `result_bytes` of output are kept. After that only its id is known,
+to be refused; of those the newest `expired_ids` are remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from coldframe.node.life import Sandbox
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import (
+    ColdframeError,
+    Execution,
+    OperationExpiredError,
+    OperationMismatchError,
+    OperationNotFoundError,
+)
+from coldframe.protocol.models import (
+    ExecRequest,
+    ExecResult,
+    SandboxInfo,
+    SandboxSpec,
+)
+from coldframe.runtimes.base import RunningExec
+
+_RECORD_BYTES = 2048
+"""What a result weighs besides its output."""
+
+
+@dataclass(eq=False)
+class CreateOperation:
+    """A create that may be asked for again."""
+
+    id: str
+    request: SandboxSpec
+    task: asyncio.Task[SandboxInfo]
+    ended_at: float = 0.0
+    size: int = _RECORD_BYTES
+
+
+@dataclass(eq=False)
+class ExecOperation:
+    """One command: waiting for its turn, running, or ended."""
+
+    id: str
+    sandbox: Sandbox
+    request: ExecRequest
+    started: asyncio.Future[None]
+    """Done when the command runs; never raises."""
+    task: asyncio.Task[ExecResult] = field(init=False)
+    running: RunningExec | None = None
+    """Kept after the end while there is more to read than the result holds."""
+    dispatched: bool = False
+    """Whether the runtime was asked to start it."""
+    abandoned: bool = False
+    """Whether its sandbox ended and nothing was heard of the command since."""
+    ended_at: float = 0.0
+    size: int = _RECORD_BYTES
+
+
+Operation = CreateOperation | ExecOperation
+
+
+class Operations:
+    """All operations that are known by id."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._known: dict[str, Operation] = {}
+        self._ended: OrderedDict[str, Operation] = OrderedDict()
+        self._ended_bytes = 0
+        self._expired: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find_exec(self, sandbox: Sandbox, request: ExecRequest) -> ExecOperation | None:
+        """Return the operation of the request's id, if the request is the same.
+
+        Raises:
+            OperationMismatchError: the id stands for another request.
+            OperationExpiredError: the id is older than results are kept.
+        """
+        assert request.operation_id is not None
+        operation = self._find(request.operation_id)
+        if operation is None:
+            return None
+        if (
+            not isinstance(operation, ExecOperation)
+            or operation.sandbox is not sandbox
+            or _essence(operation.request) != _essence(request)
+        ):
+            raise _mismatch(operation.id)
+        return operation
+
+    def find_create(self, operation_id: str, spec: SandboxSpec) -> CreateOperation | None:
+        """Return the create of that id, if it asked for the same. Raises as `find_exec`."""
+        operation = self._find(operation_id)
+        if operation is None:
+            return None
+        if not isinstance(operation, CreateOperation) or operation.request != spec:
+            raise _mismatch(operation_id)
+        return operation
+
+    def get(self, operation_id: str) -> ExecOperation:
+        """Return a command's operation.
+
+        Raises:
+            OperationNotFoundError: no command has, or is remembered to have had, this id.
+            OperationExpiredError: it ended too long ago.
+        """
+        operation = self._find(operation_id)
+        if not isinstance(operation, ExecOperation):
+            raise OperationNotFoundError(f"no exec has the operation id {operation_id!r}")
+        return operation
+
+    def add(self, operation: Operation) -> None:
+        """Know an operation from now on."""
+        self._known[operation.id] = operation
+
+    def drop(self, operation: Operation) -> None:
+        """Forget an operation that was refused before anything ran: its id may be used again."""
+        self._known.pop(operation.id, None)
+
+    def end(self, operation: Operation) -> None:
+        """Keep an ended operation's result for its time, and let older ones go."""
+        operation.ended_at = time.monotonic()
+        self._ended[operation.id] = operation
+        self._ended_bytes += operation.size
+        self._prune()
+
+    def settle(self, operation: Operation, task: asyncio.Task[Any]) -> None:
+        """Keep how an operation ended, unless nothing ran and it may well succeed later."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None or not _may_run_again(error):
+            self.end(operation)
+        else:
+            self.drop(operation)
+
+    def _find(self, operation_id: str) -> Operation | None:
+        self._prune()
+        operation = self._known.get(operation_id)
+        if operation is None and hash(operation_id) in self._expired:
+            raise OperationExpiredError(
+                f"operation {operation_id!r}: its result is kept no longer "
+                f"(at most {self._settings.result_ttl_s:g} s), and it is not run again"
+            )
+        return operation
+
+    def _prune(self) -> None:
+        settings = self._settings
+        oldest_kept = time.monotonic() - settings.result_ttl_s
+        while self._ended:
+            operation = next(iter(self._ended.values()))
+            if (
+                operation.ended_at > oldest_kept
+                and len(self._ended) <= settings.result_count
+                and self._ended_bytes <= settings.result_bytes
+            ):
+                return
+            self._expire(operation)
+
+    def _expire(self, operation: Operation) -> None:
+        del self._ended[operation.id]
+        self._known.pop(operation.id, None)
+        self._ended_bytes -= operation.size
+        self._expired[hash(operation.id)] = None
+        if len(self._expired) > self._settings.expired_ids:
+            del self._expired[next(iter(self._expired))]
+
+
+def _may_run_again(error: BaseException) -> bool:
+    return isinstance(error, asyncio.CancelledError) or (
+        isinstance(error, ColdframeError)
+        and error.retryable
+        and error.execution is Execution.NOT_EXECUTED
+    )
+
+
+def _essence(request: ExecRequest) -> ExecRequest:
+    """What makes two requests the same: all but the version that was expected at the time."""
+    return request.model_copy(update={"expected_version": None})
+
+
+def _mismatch(operation_id: str) -> OperationMismatchError:
+    return OperationMismatchError(
+        f"operation id {operation_id!r} was used for a different request; use a new id"
+    )
+
+
+def weigh(result: ExecResult) -> int:
+    """How many bytes a kept result holds, about."""
+    outputs = (result.out, result.err)
+    windows = sum(len(output.head) + len(output.tail) for output in outputs)
+    return _RECORD_BYTES + windows + len(result.request.stdin or b"")

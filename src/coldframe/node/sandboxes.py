@@ -1,0 +1,353 @@
+"""All sandboxes of a node: made in turn, leased, ended once, counted exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from coldframe.images.base import Image
+from coldframe.node.execs import Execs
+from coldframe.node.life import Sandbox
+from coldframe.node.queueing import FairQueue
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import (
+    CapacityError,
+    ColdframeError,
+    CreateError,
+    InvalidRequestError,
+    NameInUseError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SandboxStateError,
+)
+from coldframe.protocol.ids import new_sandbox_id
+from coldframe.protocol.models import Ledger, SandboxInfo, SandboxSpec, SandboxState
+from coldframe.runtimes.base import Gone, Runtime, SandboxHandle
+
+_NEVER_REFUSE = 1 << 62
+_EXPIRY_RETRY_S = 5.0
+_LONGEST_TTL_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True)
+class CloseReport:
+    """What closing a node came to."""
+
+    ended: int = 0
+    """Sandboxes that were live and have been ended."""
+    failures: tuple[str, ...] = ()
+    """What could not be ended or given back, one sentence each."""
+
+
+class Sandboxes:
+    """The records of all sandboxes, and every way in which one begins or ends."""
+
+    def __init__(
+        self, settings: NodeSettings, node_id: str, runtime: Runtime, execs: Execs
+    ) -> None:
+        self._settings = settings
+        self._node_id = node_id
+        self._runtime = runtime
+        self._execs = execs
+        self._creates = FairQueue("creates", settings.create_slots, settings.queue_limit)
+        self._destroys = FairQueue("destroys", settings.create_slots, _NEVER_REFUSE)
+        self._live: dict[str, Sandbox] = {}
+        self._names: dict[str, Sandbox] = {}
+        self._ended: OrderedDict[str, Sandbox] = OrderedDict()
+        self._cleaning: set[str] = set()
+        """Lost or failed sandboxes that the runtime is still giving back."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._faults: list[str] = []
+        self._counts = {"created": 0, "deleted": 0, "expired": 0, "failed": 0, "lost": 0}
+        self.changes = 0
+        """Raised whenever the set of what the kernel may hold changes."""
+
+    # --- looking up -------------------------------------------------------------------
+
+    def find(self, id_or_name: str) -> Sandbox:
+        """Return a sandbox by its id or the name of a live one.
+
+        Raises:
+            SandboxNotFoundError: none is known.
+        """
+        sandbox = (
+            self._live.get(id_or_name) or self._names.get(id_or_name) or self._ended.get(id_or_name)
+        )
+        if sandbox is None:
+            raise SandboxNotFoundError(f"no sandbox {id_or_name!r} on node {self._node_id!r}")
+        return sandbox
+
+    def live(self) -> list[Sandbox]:
+        """All that have not ended, oldest first."""
+        return list(self._live.values())
+
+    def in_kernel(self) -> list[str]:
+        """Ids of which the kernel may rightly hold something."""
+        return [*self._live, *self._cleaning]
+
+    def recent_ids(self) -> set[str]:
+        """Ids of all sandboxes that are remembered."""
+        return {*self._live, *self._ended}
+
+    def count(self, leaks: tuple[str, ...]) -> Ledger:
+        """The ledger at this moment."""
+        return Ledger(**self._counts, live=len(self._live), leaked=len(leaks), leaks=leaks)
+
+    # --- beginning --------------------------------------------------------------------
+
+    def begin(self, spec: SandboxSpec, image: Image) -> Sandbox:
+        """Record a sandbox and start making it in its turn.
+
+        Raises:
+            NameInUseError, CapacityError: nothing was recorded.
+        """
+        if spec.name is not None and spec.name in self._names:
+            raise NameInUseError(f"the name {spec.name!r} belongs to a live sandbox")
+        if len(self._live) >= self._settings.max_sandboxes:
+            raise CapacityError(f"{len(self._live)} sandboxes are alive on this node already")
+        if self._creates.depth >= self._settings.queue_limit:
+            raise CapacityError(f"{self._creates.depth} creates are waiting on this node already")
+        sandbox = Sandbox(
+            id=new_sandbox_id(self._node_id),
+            node_id=self._node_id,
+            runtime=self._runtime.name,
+            spec=spec,
+            image_digest=image.digest,
+            layer_digests=image.layers,
+        )
+        if spec.ttl_s is not None:
+            sandbox.expires_at = sandbox.created_at + spec.ttl_s
+        self._live[sandbox.id] = sandbox
+        if spec.name is not None:
+            self._names[spec.name] = sandbox
+        self._counts["created"] += 1
+        self.changes += 1
+        sandbox.creating = self._spawn(self._provision(sandbox, image))
+        return sandbox
+
+    async def made_or_undone(self, sandbox: Sandbox) -> SandboxInfo:
+        """Wait for a sandbox; if the waiting is cancelled, nothing of it stays."""
+        assert sandbox.creating is not None
+        try:
+            return await asyncio.shield(sandbox.creating)
+        except asyncio.CancelledError:
+            if not sandbox.creating.cancelled():
+                # Nobody knows its id, so nobody else could end it.
+                await asyncio.shield(self._spawn(self.end(sandbox, expired=False)))
+            raise
+
+    async def _provision(self, sandbox: Sandbox, image: Image) -> SandboxInfo:
+        making: asyncio.Task[SandboxHandle] | None = None
+        try:
+            sandbox.queued_s = await self._creates.acquire(sandbox.spec.labels.get("owner", ""))
+            try:
+                sandbox.move(SandboxState.PROVISIONING)
+                making = self._spawn(self._runtime.create(sandbox.id, sandbox.spec, image))
+                handle = await asyncio.shield(making)
+            finally:
+                self._creates.release()
+        except asyncio.CancelledError:
+            await self._undo(sandbox, making)
+            raise SandboxGoneError(
+                f"sandbox {sandbox.id!r} was deleted before it was ready"
+            ) from None
+        except ColdframeError as error:
+            self._finish(sandbox, SandboxState.FAILED, "failed", str(error))
+            raise
+        except Exception as error:
+            self._finish(sandbox, SandboxState.FAILED, "failed", str(error))
+            raise CreateError(f"sandbox {sandbox.id!r} could not be made: {error}") from error
+        self._admit(sandbox, handle)
+        return sandbox.info()
+
+    def _admit(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
+        sandbox.handle = handle
+        sandbox.move(SandboxState.READY)
+        handle.gone.add_done_callback(partial(self._on_gone, sandbox))
+        self._arm(sandbox)
+
+    async def _undo(self, sandbox: Sandbox, making: asyncio.Task[SandboxHandle] | None) -> None:
+        """Take back a create that nobody wants any more."""
+        self._cleaning.add(sandbox.id)
+        self._finish(sandbox, SandboxState.FAILED, "failed", "cancelled before it was ready")
+        if making is not None:
+            await self._spawn(self._give_back_unborn(sandbox, making))
+        else:
+            self._cleaned(sandbox)
+
+    async def _give_back_unborn(
+        self, sandbox: Sandbox, making: asyncio.Task[SandboxHandle]
+    ) -> None:
+        await asyncio.wait([making])
+        if making.cancelled() or making.exception() is not None:
+            self._cleaned(sandbox)
+        else:
+            await self._give_back(sandbox, making.result())
+
+    # --- ending -----------------------------------------------------------------------
+
+    async def end(self, sandbox: Sandbox, *, expired: bool) -> None:
+        """End a sandbox and return when nothing of it is left. Any number of callers.
+
+        Raises:
+            ColdframeError: the runtime could not; it can be tried again.
+        """
+        while not sandbox.ended:
+            if sandbox.ending is None:
+                sandbox.ending = self._spawn(self._end(sandbox, expired))
+            await asyncio.shield(sandbox.ending)
+        if sandbox.ending is not None:
+            await asyncio.shield(sandbox.ending)
+
+    async def _end(self, sandbox: Sandbox, expired: bool) -> None:
+        try:
+            if sandbox.handle is None:
+                await self._end_unborn(sandbox)
+                return
+            if sandbox.state is not SandboxState.TERMINATING:
+                sandbox.move(SandboxState.TERMINATING)
+                sandbox.expired = expired
+            self._disarm(sandbox)
+            self._execs.refuse_waiting(sandbox)
+            await self._destroy(sandbox, sandbox.handle)
+            await self._execs.settle(sandbox)
+            count = "expired" if sandbox.expired else "deleted"
+            self._finish(sandbox, SandboxState.DELETED, count)
+        finally:
+            if not sandbox.ended:
+                sandbox.ending = None
+
+    async def _end_unborn(self, sandbox: Sandbox) -> None:
+        creating = sandbox.creating
+        if creating is not None:
+            creating.cancel()
+            await asyncio.wait([creating])
+            if creating.cancelled() and not sandbox.ended:  # it had not even begun
+                self._finish(sandbox, SandboxState.FAILED, "failed", "cancelled before it began")
+
+    async def _destroy(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
+        await self._destroys.acquire(sandbox.spec.labels.get("owner", ""))
+        try:
+            await handle.destroy()
+        except ColdframeError:
+            raise
+        except Exception as error:
+            raise SandboxStateError(
+                f"sandbox {sandbox.id!r} could not be ended: {error}"
+            ) from error
+        finally:
+            self._destroys.release()
+
+    def _on_gone(self, sandbox: Sandbox, gone: asyncio.Future[Gone]) -> None:
+        if gone.cancelled() or sandbox.state not in {SandboxState.READY, SandboxState.PAUSED}:
+            return
+        self._cleaning.add(sandbox.id)
+        self._disarm(sandbox)
+        handle = sandbox.handle
+        self._finish(sandbox, SandboxState.LOST, "lost", gone.result().cause)
+        self._execs.refuse_waiting(sandbox)
+        assert handle is not None
+        sandbox.ending = self._spawn(self._give_back(sandbox, handle))
+
+    async def _give_back(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
+        """Return what the kernel still has of a sandbox that is already counted as ended."""
+        try:
+            await self._destroy(sandbox, handle)
+        except ColdframeError as error:
+            self._faults.append(str(error))  # the ledger shows what stayed
+        await self._execs.settle(sandbox)
+        self._cleaned(sandbox)
+
+    def _cleaned(self, sandbox: Sandbox) -> None:
+        self._cleaning.discard(sandbox.id)
+        self.changes += 1
+
+    def _finish(
+        self, sandbox: Sandbox, state: SandboxState, count: str, reason: str | None = None
+    ) -> None:
+        """Move a sandbox to a final state and from the live to the ended."""
+        sandbox.move(state, reason)
+        sandbox.handle = None
+        self._counts[count] += 1
+        self.changes += 1
+        del self._live[sandbox.id]
+        if sandbox.spec.name is not None and self._names.get(sandbox.spec.name) is sandbox:
+            del self._names[sandbox.spec.name]
+        self._ended[sandbox.id] = sandbox
+        if len(self._ended) > self._settings.ended_count:
+            self._ended.popitem(last=False)
+
+    # --- leases -----------------------------------------------------------------------
+
+    def renew(self, sandbox: Sandbox, ttl_s: float | None) -> None:
+        """Let the lease end `ttl_s` from now; None: never.
+
+        Raises:
+            InvalidRequestError: not a positive number, or more than ten years.
+        """
+        if ttl_s is not None and not (math.isfinite(ttl_s) and 0 < ttl_s <= _LONGEST_TTL_S):
+            raise InvalidRequestError(f"ttl_s={ttl_s!r} is not above 0 and at most ten years")
+        sandbox.expires_at = None if ttl_s is None else time.time() + ttl_s
+        self._arm(sandbox)
+
+    def _arm(self, sandbox: Sandbox) -> None:
+        self._disarm(sandbox)
+        if sandbox.expires_at is not None:
+            left = max(0.0, sandbox.expires_at - time.time())
+            loop = asyncio.get_running_loop()
+            sandbox.lease = loop.call_later(left, self._expire, sandbox)
+
+    def _disarm(self, sandbox: Sandbox) -> None:
+        if sandbox.lease is not None:
+            sandbox.lease.cancel()
+            sandbox.lease = None
+
+    def _expire(self, sandbox: Sandbox) -> None:
+        if not sandbox.ended:
+            self._spawn(self._end_expired(sandbox))
+
+    async def _end_expired(self, sandbox: Sandbox) -> None:
+        try:
+            await self.end(sandbox, expired=True)
+        except ColdframeError as error:
+            self._faults.append(str(error))
+            loop = asyncio.get_running_loop()
+            sandbox.lease = loop.call_later(_EXPIRY_RETRY_S, self._expire, sandbox)
+
+    # --- the end of all ---------------------------------------------------------------
+
+    async def close(self) -> CloseReport:
+        """End every sandbox and the runtime, whatever fails meanwhile, and report."""
+        sandboxes = self.live()
+        outcomes = await asyncio.gather(
+            *(self.end(sandbox, expired=False) for sandbox in sandboxes), return_exceptions=True
+        )
+        failures = [str(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
+        for sandbox in self.live():
+            self._disarm(sandbox)
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+        await self._execs.close()
+        try:
+            await self._runtime.close()
+        except Exception as error:  # noqa: BLE001 (reported; the rest must still be given back)
+            failures.append(f"runtime {self._runtime.name!r} could not be closed: {error}")
+        return CloseReport(len(sandboxes) - len(self._live), (*self._faults, *failures))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something that must come to its end whoever stops waiting for it."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+        return task
+
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; nobody need wait

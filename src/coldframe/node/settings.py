@@ -1,0 +1,107 @@
+"""What a node is told once. The only place in this room that reads the environment."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldframe.protocol.errors import InvalidRequestError
+
+DEFAULT_HOME = Path("/var/lib/coldframe")
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Every default is the one that is used; sizes are bytes, durations seconds."""
+
+    home: Path = DEFAULT_HOME
+    """COLDFRAME_HOME: images, and the state of every node of this machine."""
+    runtime: str = "native"
+    """COLDFRAME_RUNTIME: `native` or `fake`."""
+    storage: str = "auto"
+    """COLDFRAME_STORAGE: where uppers live; the native runtime knows the names."""
+    workers: int = 2
+    """COLDFRAME_WORKERS: spawner processes."""
+    max_sandboxes: int = 4096
+    """COLDFRAME_MAX_SANDBOXES: alive at once; more is refused."""
+    create_slots: int = 8
+    """COLDFRAME_CREATE_SLOTS: creates and destroys in progress at once; more wait their turn."""
+    exec_slots: int = 32
+    """COLDFRAME_EXEC_SLOTS: commands in their first moments at once; more wait their turn."""
+    exec_hold_s: float = 0.02
+    """COLDFRAME_EXEC_HOLD_S: a command gives its slot back when it ends or after this long.
+
+    So short commands never pile up, and long ones never keep others from starting.
+    """
+    max_running_execs: int = 8192
+    """COLDFRAME_MAX_RUNNING_EXECS: running at once; more is refused."""
+    queue_limit: int = 16384
+    """COLDFRAME_QUEUE_LIMIT: waiting per queue (creates, execs); more is refused."""
+    result_ttl_s: float = 3600.0
+    """COLDFRAME_RESULT_TTL_S: how long a result can be had again by its operation id."""
+    result_count: int = 20_000
+    """COLDFRAME_RESULT_COUNT: results kept; the oldest go first."""
+    result_bytes: int = 256 << 20
+    """COLDFRAME_RESULT_BYTES: output windows kept in results; the oldest go first."""
+    spool_count: int = 256
+    """COLDFRAME_SPOOL_COUNT: ended commands whose whole output can still be read."""
+    expired_ids: int = 262_144
+    """COLDFRAME_EXPIRED_IDS: operation ids whose result is gone that are still refused.
+
+    An id that is older than this many others is no longer known and would run again.
+    """
+    ended_count: int = 20_000
+    """COLDFRAME_ENDED_COUNT: sandboxes that ended whose record can still be had."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> NodeSettings:
+        """Read COLDFRAME_* variables.
+
+        Raises:
+            InvalidRequestError: a value is not of its kind or out of range; it is named.
+        """
+        source = os.environ if environment is None else environment
+        default = cls()
+        return cls(
+            home=Path(source.get("COLDFRAME_HOME") or default.home),
+            runtime=source.get("COLDFRAME_RUNTIME") or default.runtime,
+            storage=source.get("COLDFRAME_STORAGE") or default.storage,
+            workers=_integer(source, "WORKERS", default.workers),
+            max_sandboxes=_integer(source, "MAX_SANDBOXES", default.max_sandboxes),
+            create_slots=_integer(source, "CREATE_SLOTS", default.create_slots),
+            exec_slots=_integer(source, "EXEC_SLOTS", default.exec_slots),
+            exec_hold_s=_seconds(source, "EXEC_HOLD_S", default.exec_hold_s),
+            max_running_execs=_integer(source, "MAX_RUNNING_EXECS", default.max_running_execs),
+            queue_limit=_integer(source, "QUEUE_LIMIT", default.queue_limit),
+            result_ttl_s=_seconds(source, "RESULT_TTL_S", default.result_ttl_s),
+            result_count=_integer(source, "RESULT_COUNT", default.result_count),
+            result_bytes=_integer(source, "RESULT_BYTES", default.result_bytes),
+            spool_count=_integer(source, "SPOOL_COUNT", default.spool_count),
+            expired_ids=_integer(source, "EXPIRED_IDS", default.expired_ids),
+            ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
+        )
+
+
+def _integer(source: Mapping[str, str], name: str, default: int) -> int:
+    text = source.get(f"COLDFRAME_{name}")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidRequestError(f"COLDFRAME_{name}={text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(source: Mapping[str, str], name: str, default: float) -> float:
+    text = source.get(f"COLDFRAME_{name}")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidRequestError(f"COLDFRAME_{name}={text!r} is not a number of seconds above 0")
+    return value
