@@ -1,0 +1,1 @@
+"""Everything needed to explain and replay an attempt: schema, recorder, store."""

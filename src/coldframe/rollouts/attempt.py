@@ -1,0 +1,447 @@
+"""One attempt at one sample of a task: image, sandbox, agent, verifier, trajectory.
+
+Ends in a verdict or in a failure with a side, never in both and never in an exception, except
+when the attempt itself is cancelled; then its sandbox is deleted first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from coldframe.harnesses import load_harness
+from coldframe.harnesses.base import Episode, Harness, Limits, ModelSettings, Outcome, Solution
+from coldframe.protocol import PROTOCOL_VERSION
+from coldframe.protocol.errors import ColdframeError, RunError, SandboxStateError
+from coldframe.protocol.models import MIB, Fingerprint
+from coldframe.rollouts import verifier as grading
+from coldframe.rollouts.attribution import Phase, failure_of
+from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.task import Task
+from coldframe.rollouts.verifier import Verifier
+from coldframe.trajectories.recorder import Recorder, totals
+from coldframe.trajectories.redaction import Redactor, redact_url, secret_values
+from coldframe.trajectories.schema import (
+    Failure,
+    FileDiff,
+    HarnessIdentity,
+    Identity,
+    ImageIdentity,
+    ModelIdentity,
+    PolicyFailure,
+    TaskIdentity,
+    Termination,
+    Times,
+    Trajectory,
+    VerifierIdentity,
+    Versions,
+)
+from coldframe.trajectories.store import BlobStore
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandbox, AsyncSandboxClient
+
+LEASE_SLACK_S = 900.0
+"""Beyond the agent's and the verifier's time: a lease must never end a running attempt."""
+DELETE_S = 120.0
+_POLICY_ENDINGS = {
+    Termination.AGENT_DEADLINE,
+    Termination.STEP_LIMIT,
+    Termination.TOKEN_LIMIT,
+    Termination.CONTEXT_LIMIT,
+    Termination.PARSE_FAILURES,
+}
+LEFT_PLACES = ("/logs/agent", "/logs/artifacts")
+
+
+@dataclass(frozen=True)
+class AttemptSettings:
+    """What all attempts of a run have in common."""
+
+    run_id: str
+    harness: str
+    limits: Limits = field(default_factory=Limits)
+    model: ModelSettings | None = None
+    seed: int | None = None
+    """Sample k is sampled with seed + k, when the endpoint takes a seed."""
+    wrong: str | None = None
+    """Run this wrong solution in place of the reference."""
+
+
+@dataclass
+class _Clock:
+    """Where the time goes; phases may not overlap."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def measure(self, name: str) -> Any:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begun
+
+
+class Attempt:
+    """Runs once; see `run`."""
+
+    def __init__(
+        self,
+        client: AsyncSandboxClient,
+        images: ImageBuilder,
+        blobs: BlobStore,
+        task: Task,
+        settings: AttemptSettings,
+        *,
+        sample: int,
+        attempt: int,
+        queue_s: float = 0.0,
+        expected_image: str | None = None,
+    ) -> None:
+        self.client, self.images, self.task, self.settings = client, images, task, settings
+        self.sample, self.attempt, self.queue_s = sample, attempt, queue_s
+        self.expected_image = expected_image
+        self.redactor = Redactor(_secrets(task, settings))
+        self.recorder = Recorder(blobs, self.redactor)
+        self.harness: Harness = load_harness(settings.harness)
+        self.phase = Phase.IMAGE
+        self.clock = _Clock()
+        self.trace_id = secrets.token_hex(16)
+        self.sandbox: AsyncSandbox | None = None
+        self.image: ImageIdentity | None = None
+        self.runtime: str | None = None
+        self.node: str | None = None
+        self.initial: Fingerprint | None = None
+        self.final: Fingerprint | None = None
+        self.verifier: Verifier | None = None
+        self.outcome = Outcome(Termination.FAILED)
+        self.rewards: dict[str, float] | None = None
+        self.failure: Failure | None = None
+        self.running: set[str] = set()
+        self.warnings: list[str] = []
+        self.unknown: dict[str, str] = {}
+
+    async def run(self) -> Trajectory:
+        """Return the trajectory; raises only CancelledError, after the sandbox is deleted."""
+        started_at = time.time()
+        try:
+            await self._phases()
+        except Exception as error:  # noqa: BLE001 - one attempt's crash is that attempt's failure
+            self.failure = failure_of(error, self.phase, self.redactor, self._evidence())
+        self.recorder.close()
+        return self._trajectory(started_at)
+
+    async def _phases(self) -> None:
+        with self.clock.measure("image"):
+            built = await self.images.image(self.task)
+        with self.clock.measure("total"):
+            async with self._sandbox(built.name) as sandbox:
+                self.phase = Phase.SETUP
+                await self._set_up(sandbox)
+                self.phase = Phase.AGENT
+                self.outcome = await self._act(sandbox)
+                self.recorder.close()
+                self.phase = Phase.HANDOVER
+                with self.clock.measure("verify"):
+                    self.verifier = Verifier(sandbox, self.task, self.recorder)
+                    await self.verifier.end_agent(self.running)
+                    self.final = await self._fingerprint(sandbox, "final_state")
+                    self.phase = Phase.VERIFY
+                    self.rewards = await self.verifier.grade()
+
+    @contextlib.asynccontextmanager
+    async def _sandbox(self, image: str) -> AsyncIterator[AsyncSandbox]:
+        self.phase = Phase.CREATE
+        with self.clock.measure("create"):
+            sandbox = await self._create(image)
+        try:
+            yield sandbox
+        except ColdframeError:
+            await self._note_end(sandbox)
+            raise
+        finally:
+            with self.clock.measure("delete"):
+                await self._delete(sandbox)
+
+    async def _create(self, image: str) -> AsyncSandbox:
+        task, spec = self.task, self.task.environment
+        labels = {
+            "coldframe.run": self.settings.run_id,
+            "coldframe.task": task.key,
+            "coldframe.sample": str(self.sample),
+            "coldframe.attempt": str(self.attempt),
+        }
+        sandbox = await self.client.create_sandbox(
+            image,
+            cpu=spec.cpus,
+            memory_bytes=None if spec.memory_mb is None else spec.memory_mb * MIB,
+            disk_bytes=None if spec.storage_mb is None else spec.storage_mb * MIB,
+            env=spec.env or None,
+            workdir=spec.workdir,
+            labels=labels,
+            ttl_s=self._agent_s() + task.verifier_timeout_s + LEASE_SLACK_S,
+        )
+        self.sandbox = sandbox
+        return sandbox
+
+    def _agent_s(self) -> float:
+        return min(self.settings.limits.wall_s, self.task.agent_timeout_s or float("inf"))
+
+    async def _set_up(self, sandbox: AsyncSandbox) -> None:
+        """Note what the sandbox is, and make the places that a task may expect."""
+        info = sandbox.info
+        self.image = ImageIdentity(
+            name=info.spec.image, digest=info.image_digest, layers=info.layer_digests
+        )
+        self.runtime, self.node = info.runtime, info.node_id
+        if self.expected_image not in {None, info.image_digest}:
+            raise RunError(
+                f"image {info.spec.image!r} is {info.image_digest}, but the run began with "
+                f"{self.expected_image}"
+            )
+        for place in LEFT_PLACES:
+            await sandbox.files.mkdir(place, mode=0o777, owner=(0, 0))
+        self.initial = await self._fingerprint(sandbox, "identity.initial_state")
+
+    async def _act(self, sandbox: AsyncSandbox) -> Outcome:
+        """Run the harness until it is done or its time is over."""
+        limit = self._agent_s()
+        episode = Episode(
+            sandbox=sandbox,
+            instruction=self.task.instruction,
+            limits=self.settings.limits,
+            recorder=self.recorder,
+            deadline=time.monotonic() + limit,
+            model=self.settings.model if self.harness.needs_model else None,
+            solution=self._solution() if self.harness.needs_solution else None,
+            user=self.task.agent_user,
+            seed=None if self.settings.seed is None else self.settings.seed + self.sample,
+            running=self.running,
+        )
+        timer = asyncio.timeout(limit)
+        try:
+            async with timer:
+                return await self.harness.run(episode)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+        return Outcome(Termination.AGENT_DEADLINE, f"the agent's {limit:g} s were over")
+
+    def _solution(self) -> Solution | None:
+        wrong = self.settings.wrong
+        directory = self.task.solution if wrong is None else self.task.wrong.get(wrong)
+        return None if directory is None else Solution(directory, self.task.solution_env)
+
+    async def _fingerprint(self, sandbox: AsyncSandbox, field_name: str) -> Fingerprint | None:
+        try:
+            return await sandbox.fingerprint()
+        except SandboxStateError as error:
+            self.unknown[field_name] = str(error)
+            return None
+
+    async def _note_end(self, sandbox: AsyncSandbox) -> None:
+        """Learn why a sandbox is gone while its node still remembers."""
+        try:
+            await sandbox.refresh()
+        except ColdframeError as error:
+            self.unknown["failure.evidence.sandbox_reason"] = str(error)
+
+    async def _delete(self, sandbox: AsyncSandbox) -> None:
+        """Delete within a bound; a verdict stands even if this fails, and says so."""
+        deletion = asyncio.ensure_future(sandbox.delete())
+        try:
+            async with asyncio.timeout(DELETE_S):
+                await asyncio.shield(deletion)
+        except TimeoutError:
+            self.warnings.append(f"sandbox {sandbox.id} was not deleted within {DELETE_S:g} s")
+        except ColdframeError as error:
+            self.warnings.append(f"sandbox {sandbox.id} was not deleted: {error}")
+
+    def _evidence(self) -> dict[str, Any]:
+        evidence: dict[str, Any] = {}
+        if self.sandbox is not None:
+            evidence["sandbox_id"] = self.sandbox.id
+            evidence["sandbox_state"] = self.sandbox.info.state.value
+            evidence["sandbox_reason"] = self.sandbox.info.reason
+        return evidence
+
+    # --- the record -------------------------------------------------------------------
+
+    def _trajectory(self, started_at: float) -> Trajectory:
+        steps = self.recorder.steps
+        termination = self.outcome.termination
+        policy = None
+        if termination in _POLICY_ENDINGS:
+            policy = PolicyFailure(code=termination.value, message=self.outcome.message)
+        if self.task.environment.network_declared is None:
+            self.warnings.append(
+                "the task declares no network_mode: it ran without network (Harbor would give it "
+                "public network)"
+            )
+        return Trajectory(
+            identity=self._identity(),
+            started_at=started_at,
+            ended_at=time.time(),
+            steps=steps,
+            termination=termination,
+            policy_failure=policy,
+            verification=None if self.verifier is None else self.verifier.record(),
+            rewards=None if self.failure else self.rewards,
+            failure=self.failure,
+            final_state=self.final,
+            file_diff=self._file_diff(),
+            times=self._times(),
+            totals=totals(steps),
+            warnings=tuple(self.warnings),
+            unknown=self._unknown(),
+        )
+
+    def _file_diff(self) -> FileDiff | None:
+        before, after = self.initial, self.final
+        if before is None or after is None:
+            return None
+        changed = before.files != after.files
+        return FileDiff(
+            before=before.files, after=after.files, changed=changed, excluded=after.excluded
+        )
+
+    def _times(self) -> Times:
+        spent = self.clock.seconds
+        known = {
+            "create_s": spent.get("create", 0.0),
+            "model_s": sum(step.model_s for step in self.recorder.steps),
+            "exec_s": sum(call.exec_s for step in self.recorder.steps for call in step.calls),
+            "verify_s": spent.get("verify", 0.0),
+            "delete_s": spent.get("delete", 0.0),
+        }
+        total = spent.get("total", 0.0)
+        return Times(
+            queue_s=self.queue_s,
+            image_s=spent.get("image", 0.0),
+            other_s=max(total - sum(known.values()), 0.0),
+            total_s=total,
+            **known,
+        )
+
+    def _identity(self) -> Identity:
+        task, settings = self.task, self.settings
+        seed = None if settings.seed is None else settings.seed + self.sample
+        return Identity(
+            run_id=settings.run_id,
+            task=TaskIdentity(
+                key=task.key,
+                name=task.name,
+                digest=task.digest,
+                schema_version=task.schema_version,
+                source=task.source,
+                repository_commit=task.repository_commit,
+                network_declared=task.environment.network_declared,
+            ),
+            sample=self.sample,
+            attempt=self.attempt,
+            trace_id=self.trace_id,
+            seed=seed,
+            sandbox_id=None if self.sandbox is None else self.sandbox.id,
+            image=self.image,
+            initial_state=self.initial,
+            model=self._model(),
+            harness=HarnessIdentity(
+                name=self.harness.name,
+                version=self.harness.version,
+                settings=self._harness_settings(),
+                tool_schemas=tuple(self.recorder.tool_schemas),
+                prompt=tuple(self.recorder.prompt),
+            ),
+            verifier=VerifierIdentity(
+                name=grading.NAME, version=grading.VERSION, digest=task.tests_digest
+            ),
+            versions=self._versions(),
+        )
+
+    def _harness_settings(self) -> dict[str, Any]:
+        limits = self.settings.limits
+        chosen = {**self.harness.settings(), "limits": {**vars(limits), "wall_s": self._agent_s()}}
+        return chosen if self.settings.wrong is None else {**chosen, "wrong": self.settings.wrong}
+
+    def _model(self) -> ModelIdentity | None:
+        model = self.settings.model
+        if model is None or not self.harness.needs_model:
+            return None
+        return ModelIdentity(
+            name=model.name,
+            base_url=redact_url(model.base_url),
+            reported_name=self.recorder.reported_model,
+            policy_version=model.policy_version,
+            tokenizer=model.tokenizer,
+            renderer=model.renderer,
+            sampling=model.sampling(),
+        )
+
+    def _versions(self) -> Versions:
+        details = self.client.capabilities().details
+        protocol, binary = details.get("spawner_protocol"), details.get("injected_binary_sha256")
+        return Versions(
+            client=package_version(),
+            protocol=PROTOCOL_VERSION,
+            spawner_protocol=protocol if isinstance(protocol, int) else None,
+            node=self.node,
+            injected_binary_sha256=binary if isinstance(binary, str) else None,
+            runtime=self.runtime,
+            python=platform.python_version(),
+            kernel=os.uname().release,
+        )
+
+    def _unknown(self) -> dict[str, str]:
+        """Return every field of the design's list that this record does not know, and why."""
+        unknown = {
+            "steps[].calls[].file_diff": "no listing is taken between commands; see file_diff",
+            "steps[].usage.prompt_token_ids": "the chat API gives no token ids",
+            **self.unknown,
+        }
+        identity = self._identity()
+        for name, value, why in (
+            ("identity.task.repository_commit", identity.task.repository_commit, "no repository"),
+            ("identity.seed", identity.seed, "no seed was asked for"),
+            ("identity.image", identity.image, "no sandbox was made"),
+            ("identity.initial_state", identity.initial_state, "no sandbox was ready"),
+            ("final_state", self.final, "the agent's time did not end with a live sandbox"),
+            ("identity.versions.spawner_protocol", identity.versions.spawner_protocol, "not told"),
+            (
+                "identity.versions.injected_binary_sha256",
+                identity.versions.injected_binary_sha256,
+                "the runtime does not tell",
+            ),
+        ):
+            if value is None:
+                unknown.setdefault(name, why)
+        if identity.model is not None:
+            for name in ("reported_name", "policy_version", "tokenizer", "renderer"):
+                if getattr(identity.model, name) is None:
+                    unknown[f"identity.model.{name}"] = "not told"
+        return unknown
+
+
+def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
+    known = set(task.secrets)
+    for env in (task.environment.env, task.verifier_env, task.solution_env):
+        known |= secret_values(env)
+    if settings.model is not None and settings.model.api_key:
+        known.add(settings.model.api_key)
+    return known
+
+
+def package_version() -> str:
+    """Return Coldframe's version, or `unknown` from a bare source tree."""
+    try:
+        return version("coldframe")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,90 @@
+"""Say whose failure an exception is, given where the attempt stood when it was raised.
+
+The class of an error names the side that usually causes it. The phase corrects that: a file
+error is the policy's own while the agent acts by the file API, and the verifier's while tests
+are uploaded. Nothing here ever makes a reward of a failure.
+"""
+
+from __future__ import annotations
+
+import traceback
+from enum import StrEnum
+from typing import Any
+
+from coldframe.protocol.errors import ColdframeError, SandboxGoneError, Side
+from coldframe.trajectories.recorder import plain_text
+from coldframe.trajectories.redaction import Redactor
+from coldframe.trajectories.schema import Failure
+
+MAX_TEXT = 4000
+
+
+class Phase(StrEnum):
+    """Where an attempt stands."""
+
+    IMAGE = "image"
+    CREATE = "create"
+    SETUP = "setup"
+    AGENT = "agent"
+    HANDOVER = "handover"
+    """The harness is being killed and the final state taken."""
+    VERIFY = "verify"
+
+
+# Errors that are nobody's but the platform's stay so in every phase.
+_PLATFORM = frozenset({Side.STARTUP, Side.ENVIRONMENT, Side.INFERENCE, Side.OBSERVATION})
+_OTHERWISE = {
+    Phase.IMAGE: Side.STARTUP,
+    Phase.CREATE: Side.STARTUP,
+    Phase.SETUP: Side.STARTUP,
+    Phase.AGENT: Side.HARNESS,
+    Phase.HANDOVER: Side.ENVIRONMENT,
+    Phase.VERIFY: Side.VERIFIER,
+}
+
+
+def side_of(error: BaseException, phase: Phase) -> Side:
+    """Return whose failure it is."""
+    if not isinstance(error, ColdframeError):
+        return _OTHERWISE[phase]
+    if error.side in _PLATFORM:
+        return error.side
+    if error.side is Side.CALLER and phase in {Phase.IMAGE, Phase.CREATE, Phase.SETUP}:
+        return Side.CALLER
+    if error.side in {Side.VERIFIER, Side.HARNESS}:
+        return error.side
+    return _OTHERWISE[phase]
+
+
+def failure_of(
+    error: Exception, phase: Phase, redactor: Redactor, evidence: dict[str, Any]
+) -> Failure:
+    """Return the failure that an exception ends an attempt with, with its evidence.
+
+    Args:
+        evidence: what else is known; `sandbox_reason` says why the sandbox is gone.
+    """
+    side, message = side_of(error, phase), plain_text(str(error)) or type(error).__name__
+    code = error.code if isinstance(error, ColdframeError) else f"{side}_crashed"
+    facts = {"exception": type(error).__name__, **evidence}
+    if not isinstance(error, ColdframeError):
+        facts["traceback"] = "".join(traceback.format_exception(error))[-MAX_TEXT:]
+    cause = str(evidence.get("sandbox_reason") or "")
+    if isinstance(error, SandboxGoneError) and phase is Phase.AGENT and "oom" in cause.split():
+        # The agent's commands used up the sandbox's own memory limit: its own doing. There is
+        # nothing left to verify, so there is no reward either.
+        side, code = Side.POLICY, "sandbox_out_of_memory"
+    return Failure(
+        side=side,
+        code=code,
+        message=redactor.text(message)[:MAX_TEXT],
+        retryable=isinstance(error, ColdframeError) and error.retryable,
+        execution=error.execution.value if isinstance(error, ColdframeError) else None,
+        phase=phase.value,
+        evidence=redactor.json(facts),
+    )
+
+
+def may_retry(failure: Failure) -> bool:
+    """Whether a new attempt of the same sample may follow: the platform's passing faults only."""
+    return failure.retryable and failure.side in {Side.STARTUP, Side.ENVIRONMENT}

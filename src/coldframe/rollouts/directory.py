@@ -1,0 +1,205 @@
+"""A run's directory: what was asked, what it ran on, one trajectory per attempt, a summary.
+
+    config.json  lock.json  attempts/<task>.<sample>.<attempt>/trajectory.json  blobs/  summary.json
+
+A result is a trajectory that reads back. Whatever a killed process left beside that is not a
+result, and its attempt is made again under the same number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coldframe.protocol.errors import RunError
+from coldframe.trajectories.schema import Trajectory
+from coldframe.trajectories.store import (
+    TRAJECTORY_FILE,
+    BlobStore,
+    TrajectoryInvalidError,
+    read_trajectory,
+    write_json,
+    write_trajectory,
+)
+
+CONFIG_SCHEMA = "coldframe.run/1"
+LOCK_SCHEMA = "coldframe.lock/1"
+_ATTEMPT = re.compile(r"(?P<task>[A-Za-z0-9_-]+)\.(?P<sample>[0-9]+)\.(?P<attempt>[0-9]+)")
+
+
+@dataclass(frozen=True)
+class AttemptKey:
+    """Names one attempt, and its directory."""
+
+    task: str
+    sample: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.task}.{self.sample}.{self.attempt}"
+
+
+class RunDirectory:
+    """One run on disk, held by at most one process at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.attempts = root / "attempts"
+        self.blobs = BlobStore(root / "blobs")
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.root / "config.json").is_file()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the directory; the kernel lets go of it when the process dies.
+
+        Raises:
+            RunError: another process holds it, or it is no place for a run.
+        """
+        if not self.exists and self.root.exists() and any(self.root.iterdir()):
+            names = {one.name for one in self.root.iterdir()} - {".lock"}
+            if names:
+                raise RunError(
+                    f"{self.root}: not a run and not empty ({sorted(names)[0]} lies there); "
+                    "give another --out"
+                )
+        try:
+            self.attempts.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunError(f"{self.root}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.root}: another process is running this run") from None
+            yield
+        finally:
+            os.close(fd)
+
+    def begin(self, run_id: str, asked: dict[str, Any]) -> str:
+        """Write what is asked, or check that it is what was asked when the run began.
+
+        Returns:
+            The run's id: that of its beginning when it is resumed.
+        Raises:
+            RunError: the run was begun with something else; what, is named.
+        """
+        if not self.exists:
+            config = {
+                "schema_version": CONFIG_SCHEMA,
+                "run_id": run_id,
+                "created_at": time.time(),
+                "asked": asked,
+            }
+            write_json(self.root / "config.json", config)
+            return run_id
+        config = self.read("config.json", CONFIG_SCHEMA)
+        changed = differences(config["asked"], json.loads(json.dumps(asked)))
+        if changed:
+            raise RunError(
+                f"{self.root}: begun with another configuration ({'; '.join(changed)}); "
+                "give the same one, or another --out"
+            )
+        return str(config["run_id"])
+
+    def lock(self, lock: dict[str, Any]) -> dict[str, Any]:
+        """Write what the run depends on, or check that it has not changed since it began.
+
+        Raises:
+            RunError: a task, harness or version is another one; which, is named.
+        """
+        if not (self.root / "lock.json").is_file():
+            self.write_lock(lock)
+            return lock
+        known = self.read("lock.json", LOCK_SCHEMA)
+        images = known.get("images", {})
+        changed = differences(
+            {**known, "images": {}}, json.loads(json.dumps({**lock, "images": {}}))
+        )
+        if changed:
+            raise RunError(
+                f"{self.root}: what it runs on has changed since it began "
+                f"({'; '.join(changed)}); give another --out"
+            )
+        return {**lock, "images": images}
+
+    def write_lock(self, lock: dict[str, Any]) -> None:
+        """Write lock.json."""
+        write_json(self.root / "lock.json", lock)
+
+    def read(self, name: str, schema: str) -> dict[str, Any]:
+        """Return one of the run's JSON files.
+
+        Raises:
+            RunError: it is missing, cut or of another schema.
+        """
+        path = self.root / name
+        try:
+            value = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise RunError(f"{path}: no such file; {self.root} is not a run") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: cannot be read: {error}") from error
+        if not isinstance(value, dict) or value.get("schema_version") != schema:
+            raise RunError(f"{path}: not of schema {schema}")
+        return value
+
+    def save(self, key: AttemptKey, trajectory: Trajectory) -> None:
+        """Write an attempt's result; afterwards it survives loss of power."""
+        write_trajectory(self.attempts / str(key), trajectory, self.blobs)
+
+    def results(self) -> dict[AttemptKey, Trajectory]:
+        """Return every attempt that has a result; see the module."""
+        found: dict[AttemptKey, Trajectory] = {}
+        if not self.attempts.is_dir():
+            return found
+        for directory in sorted(self.attempts.iterdir()):
+            match = _ATTEMPT.fullmatch(directory.name)
+            if match is None:
+                continue
+            key = AttemptKey(match["task"], int(match["sample"]), int(match["attempt"]))
+            with contextlib.suppress(TrajectoryInvalidError):
+                found[key] = read_trajectory(directory / TRAJECTORY_FILE, self.blobs)
+        return found
+
+    def clear(self, key: AttemptKey) -> None:
+        """Remove what an interrupted attempt left."""
+        directory = self.attempts / str(key)
+        if directory.exists():
+            shutil.rmtree(directory)
+
+    def sweep(self) -> None:
+        """Remove temporary files of a process that was killed while it wrote."""
+        for path in self.root.rglob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """Return what differs between two JSON values, by dotted name."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted({*before, *after})
+            for line in differences(before.get(key), after.get(key), f"{name}.{key}".lstrip("."))
+        ]
+    if before == after and type(before) is type(after):
+        return []
+    return [f"{name}: {_brief(before)} is now {_brief(after)}"]
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,85 @@
+"""Find or build the image of a task, once per content however many attempts want it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coldframe.protocol.errors import CreateError
+from coldframe.rollouts.digests import tree_digest
+from coldframe.rollouts.task import Task
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandboxClient
+
+_UNSAFE = re.compile(r"[^a-z0-9]+")
+
+
+class BuildDeadlineError(CreateError):
+    """The image took longer to build than the task allows."""
+
+    code = "build_deadline"
+    retryable = False
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image that is in the store."""
+
+    name: str
+    built: bool
+    """Made from the task's own Dockerfile, not found by name."""
+
+
+class ImageBuilder:
+    """Hands out images by task; concurrent requests for one content share one build."""
+
+    def __init__(self, client: AsyncSandboxClient) -> None:
+        self._client = client
+        self._builds: dict[str, asyncio.Task[Built]] = {}
+
+    async def image(self, task: Task) -> Built:
+        """Return the image of a task's environment.
+
+        Raises:
+            ImageNotFoundError: when the sandbox is created, if `docker_image` is not there.
+            DockerfileError: the Dockerfile is refused or a step failed, with file and line.
+            BuildDeadlineError: `build_timeout_sec` has passed.
+        """
+        spec = task.environment
+        if spec.docker_image is not None or spec.dockerfile is None:
+            return Built(spec.docker_image or "", built=False)
+        key = await asyncio.to_thread(tree_digest, spec.context)
+        build = self._builds.get(key)
+        if build is None or (build.done() and (build.cancelled() or build.exception())):
+            build = asyncio.create_task(self._build(task, key))
+            self._builds[key] = build
+        # One attempt that gives up must not take the build from the others.
+        return await asyncio.shield(build)
+
+    async def _build(self, task: Task, key: str) -> Built:
+        spec = task.environment
+        assert spec.dockerfile is not None
+        stem = _UNSAFE.sub("-", task.key.lower()).strip("-") or "task"
+        name = f"task/{stem}:{key[:12]}"
+        try:
+            async with asyncio.timeout(spec.build_timeout_s):
+                await self._client.build_image(
+                    dockerfile=spec.dockerfile, context=spec.context, name=name
+                )
+        except TimeoutError:
+            raise BuildDeadlineError(
+                f"{os.fspath(spec.dockerfile)}: not built within "
+                f"[environment] build_timeout_sec = {spec.build_timeout_s:g}"
+            ) from None
+        return Built(name, built=True)
+
+    async def close(self) -> None:
+        """End the builds that still run."""
+        running = [one for one in self._builds.values() if not one.done()]
+        for build in running:
+            build.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

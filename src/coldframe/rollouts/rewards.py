@@ -1,0 +1,90 @@
+"""Read a reward file strictly: a finite number, or a flat map of them, or a typed failure.
+
+The bytes come out of a sandbox and decide what a policy learns, so nothing is coerced: no
+boolean, text, NaN or infinity is a number, and "nothing there" is not 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from coldframe.protocol.errors import RewardInvalidError
+
+MAX_REWARD_BYTES = 64 * 1024
+MAX_PARTS = 256
+MAX_NAME = 200
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def parse_reward(content: bytes, path: str) -> dict[str, float]:
+    """Return the rewards by part; a lone number is the part `reward`.
+
+    Args:
+        path: names the file in messages; one that ends in `.json` is JSON, any other text.
+    Raises:
+        RewardInvalidError: the content is anything else than a finite number or, in JSON, a
+            flat map of them.
+    """
+    if len(content) > MAX_REWARD_BYTES:
+        raise RewardInvalidError(f"{path}: {len(content)} bytes, over {MAX_REWARD_BYTES}")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise RewardInvalidError(f"{path}: not UTF-8") from None
+    if not text.strip():
+        raise RewardInvalidError(f"{path}: empty")
+    return _json(text, path) if path.endswith(".json") else {"reward": _text(text, path)}
+
+
+def _text(text: str, path: str) -> float:
+    word = text.strip(" \t\r\n")
+    if _NUMBER.fullmatch(word) is None:
+        raise RewardInvalidError(f"{path}: {word[:40]!r} is not a number")
+    return _finite(float(word), path, "the number")
+
+
+def _json(text: str, path: str) -> dict[str, float]:
+    def constant(name: str) -> NoReturn:
+        raise RewardInvalidError(f"{path}: {name} is not finite")
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in items]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise RewardInvalidError(f"{path}: the key {twice[:40]!r} stands there twice")
+        return dict(items)
+
+    try:
+        value = json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        raise RewardInvalidError(f"{path}: not JSON") from None
+    if not isinstance(value, dict):
+        return {"reward": _number(value, path, "the value")}
+    if not value or len(value) > MAX_PARTS:
+        raise RewardInvalidError(f"{path}: a map of {len(value)} parts; 1 to {MAX_PARTS} are read")
+    return {_name(key, path): _number(part, path, repr(key[:40])) for key, part in value.items()}
+
+
+def _name(key: str, path: str) -> str:
+    if not key or len(key) > MAX_NAME or any("\ud800" <= one <= "\udfff" for one in key):
+        raise RewardInvalidError(f"{path}: {key[:40]!r} cannot name a part")
+    return key
+
+
+def _number(value: Any, path: str, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        kind = "null" if value is None else type(value).__name__
+        raise RewardInvalidError(f"{path}: {what} is of type {kind}, not a number")
+    try:
+        return _finite(float(value), path, what)
+    except OverflowError:
+        raise RewardInvalidError(f"{path}: {what} is not finite") from None
+
+
+def _finite(value: float, path: str, what: str) -> float:
+    if not math.isfinite(value):
+        raise RewardInvalidError(f"{path}: {what} is not finite")
+    return value

@@ -1,0 +1,313 @@
+"""Run a batch: tasks × samples, so many at a time, into a run directory.
+
+A refused task and a failed attempt stop nobody else. Retries are new attempts of the same
+sample, only for the platform's passing faults. Interrupted, it deletes its sandboxes and keeps
+every result; run again, it makes only what has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coldframe.harnesses import load_harness
+from coldframe.harnesses.base import Limits, ModelSettings
+from coldframe.protocol import PROTOCOL_VERSION
+from coldframe.protocol.errors import InvalidRequestError, RunError, TaskError
+from coldframe.rollouts import verifier as grading
+from coldframe.rollouts.attempt import Attempt, AttemptSettings, package_version
+from coldframe.rollouts.attribution import may_retry
+from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
+from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.summary import summarise
+from coldframe.rollouts.task import Task, find_tasks, load_task
+from coldframe.trajectories.redaction import redact_url
+from coldframe.trajectories.schema import SCHEMA_VERSION, Trajectory
+from coldframe.trajectories.store import write_json
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandboxClient
+
+MAX_CONCURRENCY = 4096
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a batch is asked to do."""
+
+    tasks: tuple[Path, ...]
+    harness: str
+    samples: int = 1
+    concurrency: int = 2
+    """Attempts at a time. Changes no result, so a resumed run may choose another."""
+    attempts: int = 2
+    """Tries of one sample at most, the first included."""
+    limits: Limits = field(default_factory=Limits)
+    model: ModelSettings | None = None
+    api_key_env: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "concurrency", "attempts"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.concurrency > MAX_CONCURRENCY:
+            raise InvalidRequestError(f"concurrency: {self.concurrency} is over {MAX_CONCURRENCY}")
+        harness = load_harness(self.harness)
+        if harness.needs_model and self.model is None:
+            raise InvalidRequestError(
+                f"harness {self.harness!r} needs a model: give --model and --base-url"
+            )
+
+    def asked(self) -> dict[str, Any]:
+        """Return what defines the run's results, without secrets, as JSON."""
+        model = None
+        if self.model is not None:
+            model = {k: v for k, v in asdict(self.model).items() if k != "api_key"}
+            model |= {"base_url": redact_url(self.model.base_url), "api_key_env": self.api_key_env}
+        return {
+            "tasks": [str(path.resolve()) for path in self.tasks],
+            "harness": self.harness,
+            "samples": self.samples,
+            "attempts": self.attempts,
+            "limits": asdict(self.limits),
+            "model": model,
+            "seed": self.seed,
+        }
+
+
+class Progress(Protocol):
+    """Hears how a run goes; draws it or prints it."""
+
+    def begun(self, total: int, done: int) -> None:
+        """So many samples are wanted, so many have their result already."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line: a refused task, a retry."""
+
+    def attempt_begun(self, key: AttemptKey) -> None: ...
+
+    def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
+        """`last`: no retry follows, the sample has its result."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def begun(self, total: int, done: int) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def attempt_begun(self, key: AttemptKey) -> None:
+        """Say nothing."""
+
+    def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The tasks of a batch: those that run, and why the others do not."""
+
+    tasks: tuple[Task, ...]
+    refused: dict[str, str]
+
+
+def load_batch(paths: Iterable[Path], host_env: Mapping[str, str]) -> Loaded:
+    """Load every task; one that is refused takes no other with it.
+
+    Raises:
+        TaskError: a path holds no task at all.
+    """
+    tasks: dict[str, Task] = {}
+    refused: dict[str, str] = {}
+    for directory in find_tasks(paths):
+        try:
+            task = load_task(directory, host_env)
+        except TaskError as error:
+            refused[str(directory)] = str(error)
+            continue
+        other = tasks.get(task.key)
+        if other is not None:
+            refused[str(directory)] = (
+                f"{directory}: its name {task.key!r} is that of {other.directory} too"
+            )
+            continue
+        tasks[task.key] = task
+    return Loaded(tuple(tasks.values()), refused)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a batch went."""
+
+    run_id: str
+    summary: dict[str, Any]
+    trajectories: dict[AttemptKey, Trajectory]
+
+    @property
+    def all_verdicts(self) -> bool:
+        """Whether every attempt ended in a verdict, no task was refused and none is missing."""
+        totals = self.summary["totals"]
+        return bool(self.summary["complete"]) and totals["failed_attempts"] == 0
+
+
+class Batch:
+    """One run of one configuration; see the module."""
+
+    def __init__(
+        self,
+        client: AsyncSandboxClient,
+        config: RunConfig,
+        directory: RunDirectory,
+        *,
+        host_env: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.client, self.config, self.directory = client, config, directory
+        self.progress: Progress = progress or Silent()
+        self.loaded = load_batch(config.tasks, host_env or {})
+        self.images = ImageBuilder(client)
+        self.results: dict[AttemptKey, Trajectory] = {}
+        self.lock: dict[str, Any] = {}
+        self.run_id = f"run-{secrets.token_hex(6)}"
+
+    async def run(self) -> RunResult:
+        """Make every result that is missing, and write the summary.
+
+        Raises:
+            RunError: the directory belongs to another configuration or process.
+            asyncio.CancelledError: interrupted; sandboxes are deleted, results are kept.
+        """
+        with self.directory.held():
+            self.run_id = self.directory.begin(self.run_id, self.config.asked())
+            self.lock = self.directory.lock(self._lock())
+            self.directory.sweep()
+            self.results = await asyncio.to_thread(self.directory.results)
+            for why in self.loaded.refused.values():
+                self.progress.note(f"refused: {why}")
+            interrupted = True
+            try:
+                await self._work()
+                interrupted = False
+            finally:
+                await self.images.close()
+                summary = self._summary(interrupted)
+                write_json(self.directory.root / "summary.json", summary)
+        return RunResult(self.run_id, summary, self.results)
+
+    def _lock(self) -> dict[str, Any]:
+        harness = load_harness(self.config.harness)
+        return {
+            "schema_version": LOCK_SCHEMA,
+            "tasks": {
+                task.key: {"digest": task.digest, "tests_digest": task.tests_digest}
+                for task in self.loaded.tasks
+            },
+            "images": {},
+            "harness": {"name": harness.name, "version": harness.version},
+            "verifier": {"name": grading.NAME, "version": grading.VERSION},
+            "versions": {
+                "coldframe": package_version(),
+                "protocol": PROTOCOL_VERSION,
+                "trajectory": SCHEMA_VERSION,
+            },
+        }
+
+    async def _work(self) -> None:
+        wanted = [
+            (task, sample) for task in self.loaded.tasks for sample in range(self.config.samples)
+        ]
+        open_samples = [one for one in wanted if self._next_attempt(*one) is not None]
+        self.progress.begun(len(wanted), len(wanted) - len(open_samples))
+        begun = time.monotonic()
+        queue: Iterator[tuple[Task, int]] = iter(open_samples)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self.config.concurrency, len(open_samples))):
+                group.create_task(self._worker(queue, begun))
+
+    def _next_attempt(self, task: Task, sample: int) -> int | None:
+        """Return the number of the attempt that the sample still needs, if it needs one."""
+        number = 0
+        while (known := self.results.get(AttemptKey(task.key, sample, number))) is not None:
+            number += 1
+            if known.failure is None or not may_retry(known.failure):
+                return None
+        return number if number < self.config.attempts else None
+
+    async def _worker(self, queue: Iterator[tuple[Task, int]], begun: float) -> None:
+        for task, sample in queue:
+            queue_s = time.monotonic() - begun
+            while (number := self._next_attempt(task, sample)) is not None:
+                await self._attempt(AttemptKey(task.key, sample, number), task, queue_s)
+                queue_s = 0.0
+
+    async def _attempt(self, key: AttemptKey, task: Task, queue_s: float) -> None:
+        self.directory.clear(key)
+        self.progress.attempt_begun(key)
+        settings = AttemptSettings(
+            run_id=self.run_id,
+            harness=self.config.harness,
+            limits=self.config.limits,
+            model=self.config.model,
+            seed=self.config.seed,
+        )
+        attempt = Attempt(
+            self.client,
+            self.images,
+            self.directory.blobs,
+            task,
+            settings,
+            sample=key.sample,
+            attempt=key.attempt,
+            queue_s=queue_s,
+            expected_image=self.lock["images"].get(task.key, {}).get("digest"),
+        )
+        trajectory = await attempt.run()
+        self._lock_image(task, trajectory)
+        await asyncio.to_thread(self.directory.save, key, trajectory)
+        self.results[key] = trajectory
+        last = self._next_attempt(task, key.sample) is None
+        self.progress.attempt_ended(key, trajectory, last=last)
+
+    def _lock_image(self, task: Task, trajectory: Trajectory) -> None:
+        image = trajectory.identity.image
+        if image is not None and task.key not in self.lock["images"]:
+            self.lock["images"][task.key] = image.model_dump(mode="json")
+            self.directory.write_lock(self.lock)
+
+    def _summary(self, interrupted: bool) -> dict[str, Any]:
+        keys = {task.key for task in self.loaded.tasks}
+        mine = [one for key, one in self.results.items() if key.task in keys]
+        return summarise(
+            self.run_id,
+            mine,
+            samples=self.config.samples,
+            thresholds={task.key: task.pass_threshold for task in self.loaded.tasks},
+            refused=self.loaded.refused,
+            interrupted=interrupted,
+        )
+
+
+def open_run(root: Path) -> tuple[dict[str, Any], dict[AttemptKey, Trajectory]]:
+    """Return the configuration and the results of a run, finished or not.
+
+    Raises:
+        RunError: there is no run.
+    """
+    directory = RunDirectory(root)
+    if not directory.exists:
+        raise RunError(f"{root}: not a run; it has no config.json")
+    return directory.read("config.json", "coldframe.run/1"), directory.results()
+
+
+def ordered(results: Mapping[AttemptKey, Trajectory]) -> Sequence[tuple[AttemptKey, Trajectory]]:
+    """Return attempts by task, sample and attempt."""
+    return sorted(results.items(), key=lambda one: (one[0].task, one[0].sample, one[0].attempt))

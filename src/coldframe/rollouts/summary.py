@@ -1,0 +1,145 @@
+"""Count what a run's attempts came to. A missing verdict is counted apart, never as 0."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from coldframe.trajectories.schema import Times, Trajectory, score
+
+SCHEMA = "coldframe.summary/1"
+
+
+def passed(rewards: dict[str, float], threshold: float) -> bool:
+    """Whether a verdict passes: its `reward` part, or every part, reaches the threshold."""
+    if "reward" in rewards:
+        return rewards["reward"] >= threshold
+    return all(value >= threshold for value in rewards.values())
+
+
+def pass_at_k(verdicts: int, passes: int, k: int) -> float | None:
+    """Return the unbiased estimate of passing at least once in k tries.
+
+    Returns:
+        None with fewer than k verdicts: it cannot be told.
+    Source: Chen et al., arXiv:2107.03374, equation 1.
+    """
+    if verdicts < k:
+        return None
+    return 1.0 - math.comb(verdicts - passes, k) / math.comb(verdicts, k)
+
+
+def summarise(
+    run_id: str,
+    trajectories: Iterable[Trajectory],
+    *,
+    samples: int,
+    thresholds: dict[str, float],
+    refused: dict[str, str],
+    interrupted: bool,
+) -> dict[str, Any]:
+    """Return the summary of a run as JSON.
+
+    Args:
+        samples: asked for, per task.
+        thresholds: by task key, for every task that was not refused.
+        refused: by task, why it was not run.
+    """
+    by_task: dict[str, list[Trajectory]] = {key: [] for key in thresholds}
+    for one in trajectories:
+        by_task.setdefault(one.identity.task.key, []).append(one)
+    tasks = {
+        key: _task(attempts, samples, thresholds.get(key, 1.0))
+        for key, attempts in sorted(by_task.items())
+    }
+    every = [one for attempts in by_task.values() for one in attempts]
+    verdicts = sum(task["verdicts"] for task in tasks.values())
+    return {
+        "schema_version": SCHEMA,
+        "run_id": run_id,
+        "interrupted": interrupted,
+        "complete": all(task["missing"] == 0 for task in tasks.values()) and not refused,
+        "refused": dict(sorted(refused.items())),
+        "tasks": tasks,
+        "totals": {
+            "tasks": len(tasks),
+            "samples": samples * len(tasks),
+            "attempts": len(every),
+            "verdicts": verdicts,
+            "passes": sum(task["passes"] for task in tasks.values()),
+            "missing": samples * len(tasks) - verdicts,
+            "failed_attempts": sum(1 for one in every if one.failure is not None),
+            "failures_by_side": _sides(every),
+            "steps": sum(one.totals.steps for one in every),
+            "prompt_tokens": _known_sum([one.totals.prompt_tokens for one in every]),
+            "completion_tokens": _known_sum([one.totals.completion_tokens for one in every]),
+            "times": _times([one.times for one in every]),
+        },
+    }
+
+
+def final_attempts(attempts: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the last attempt of every sample: the earlier ones are fault recovery."""
+    last: dict[int, Trajectory] = {}
+    for one in sorted(attempts, key=lambda t: (t.identity.sample, t.identity.attempt)):
+        last[one.identity.sample] = one
+    return list(last.values())
+
+
+def _task(attempts: Sequence[Trajectory], samples: int, threshold: float) -> dict[str, Any]:
+    verdicts = [one for one in final_attempts(attempts) if one.rewards is not None]
+    rewards = [one.rewards for one in verdicts if one.rewards is not None]
+    passes = sum(passed(one, threshold) for one in rewards)
+    return {
+        "samples": samples,
+        "attempts": len(attempts),
+        "retries": len(attempts) - len({one.identity.sample for one in attempts}),
+        "verdicts": len(verdicts),
+        "missing": samples - len(verdicts),
+        "passes": passes,
+        "pass_threshold": threshold,
+        "mean_reward": _mean([score(one) for one in rewards]),
+        "mean_by_part": _parts(rewards),
+        "pass_at_k": {str(k): pass_at_k(len(verdicts), passes, k) for k in range(1, samples + 1)},
+        "failures_by_side": _sides(attempts),
+        "terminations": dict(sorted(Counter(one.termination.value for one in attempts).items())),
+        "times": _times([one.times for one in attempts]),
+    }
+
+
+def _parts(rewards: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Return mean and count of each part, over the verdicts that have it."""
+    names = sorted({name for one in rewards for name in one})
+    parts = {}
+    for name in names:
+        values = [one[name] for one in rewards if name in one]
+        parts[name] = {"mean": _mean(values), "verdicts": len(values)}
+    return parts
+
+
+def _sides(attempts: Iterable[Trajectory]) -> dict[str, dict[str, int]]:
+    sides: dict[str, Counter[str]] = {}
+    for one in attempts:
+        if one.failure is not None:
+            sides.setdefault(one.failure.side.value, Counter())[one.failure.code] += 1
+    return {side: dict(sorted(codes.items())) for side, codes in sorted(sides.items())}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    mean = math.fsum(value / len(values) for value in values)
+    return mean if math.isfinite(mean) else None
+
+
+def _known_sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _times(times: Sequence[Times]) -> dict[str, float]:
+    """Return the sums over attempts, in seconds."""
+    names = [*Times.model_fields, "run_s"]
+    return {name: round(math.fsum(getattr(one, name) for one in times), 6) for name in names}

@@ -1,0 +1,286 @@
+"""Collects one attempt's steps while they happen, so that an interrupted one keeps its record.
+
+The recorder is fed by the harness and its episode; it never talks to a sandbox or a model.
+Everything that it stores has passed the redactor.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from coldframe.protocol.errors import ColdframeError, Execution
+from coldframe.protocol.models import ExecRequest, ExecResult, Output, ProcessInfo
+from coldframe.trajectories.redaction import Redactor, is_secret_name
+from coldframe.trajectories.schema import (
+    BlobRef,
+    Call,
+    CallError,
+    CallOutcome,
+    OutputRef,
+    ParseFailure,
+    Shown,
+    ShownMessage,
+    Step,
+    Totals,
+    Usage,
+)
+from coldframe.trajectories.store import BlobStore
+
+Source = Literal["model", "solution"]
+_NOT_RECORDED = frozenset({"operation_id", "expected_version"})
+
+
+def plain_text(value: str) -> str:
+    """Return text that UTF-8 can hold: names from a sandbox may carry lone surrogates."""
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def plain_process(process: ProcessInfo) -> ProcessInfo:
+    """Return the process with a name that JSON can hold."""
+    return process.model_copy(update={"name": plain_text(process.name)})
+
+
+class StepRecord:
+    """One step while it is being made."""
+
+    def __init__(self, recorder: Recorder, index: int, source: Source) -> None:
+        self._recorder, self._index, self._source = recorder, index, source
+        self.started_at = time.time()
+        self.action: BlobRef | None = None
+        self.finish_reason: str | None = None
+        self.usage = Usage()
+        self.model_attempts = 0
+        self.model_s = 0.0
+        self.model_queue_s: float | None = None
+        self.parse_failures: list[ParseFailure] = []
+        self.calls: list[Call] = []
+        self.shown: list[ShownMessage] = []
+
+    def set_action(self, raw: bytes) -> None:
+        """Keep the raw action, byte for byte but for known secrets."""
+        self.action = self._recorder.blob(raw)
+
+    def parse_failure(self, code: str, message: str, tool_call_id: str | None = None) -> None:
+        """Count an action that does not follow the tool schema."""
+        self.parse_failures.append(
+            ParseFailure(code=code, message=plain_text(message), tool_call_id=tool_call_id)
+        )
+
+    def show(
+        self,
+        text: str,
+        *,
+        rule: str,
+        role: str,
+        omitted_characters: int = 0,
+        tool_call_id: str | None = None,
+    ) -> None:
+        """Keep what the model is shown, exactly."""
+        blob = self._recorder.blob(text.encode("utf-8", "surrogatepass"))
+        shown = Shown(rule=rule, text=blob, omitted_characters=omitted_characters)
+        self.shown.append(ShownMessage(role=role, tool_call_id=tool_call_id, shown=shown))
+
+    def build(self) -> Step:
+        """Return the step as it stands now."""
+        return Step(
+            index=self._index,
+            source=self._source,
+            action=self.action,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            model_attempts=self.model_attempts,
+            parse_failures=tuple(self.parse_failures),
+            calls=tuple(self.calls),
+            shown=tuple(self.shown),
+            started_at=self.started_at,
+            ended_at=time.time(),
+            model_s=self.model_s,
+            model_queue_s=self.model_queue_s,
+        )
+
+
+@dataclass
+class Recorder:
+    """The record of one attempt; see the module."""
+
+    blobs: BlobStore
+    redactor: Redactor
+    prompt: list[BlobRef] = field(default_factory=list)
+    tool_schemas: list[dict[str, Any]] = field(default_factory=list)
+    reported_model: str | None = None
+    _done: list[Step] = field(default_factory=list)
+    _open: StepRecord | None = None
+
+    def blob(self, content: bytes) -> BlobRef:
+        """Store bytes without the known secrets."""
+        return self.blobs.put(self.redactor.output(content))
+
+    def step(self, source: Source) -> StepRecord:
+        """Begin a step; the one before it ends."""
+        self.close()
+        self._open = StepRecord(self, len(self._done), source)
+        return self._open
+
+    def close(self) -> None:
+        """End the step that is open, keeping what is known of it."""
+        if self._open is not None:
+            self._done.append(self._open.build())
+            self._open = None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps that have ended."""
+        return tuple(self._done)
+
+    def output(self, output: Output) -> OutputRef:
+        """Store one stream and say whether all of it is there."""
+        window = output.window
+        clean = self.redactor.output(window)
+        redacted = clean != window
+        return OutputRef(
+            total_bytes=output.total_bytes,
+            sha256=output.sha256,
+            stored=self.blobs.put(clean),
+            complete=output.omitted_bytes == 0 and not redacted,
+            redacted=redacted,
+        )
+
+    def request(self, request: ExecRequest) -> dict[str, Any]:
+        """Return the request as JSON: text where it is text, base64 where it is not."""
+        argv = None if request.argv is None else [self._argument(one) for one in request.argv]
+        return {
+            "argv": argv,
+            "command": None if request.command is None else self._argument(request.command),
+            "shell": request.shell,
+            "cwd": None if request.cwd is None else self._argument(request.cwd),
+            "env": self._environment(request.env),
+            "user": request.user,
+            "stdin": None if request.stdin is None else self._argument(request.stdin),
+            "deadline_s": request.deadline_s,
+            "window_bytes": request.window_bytes,
+            "spool_bytes": request.spool_bytes,
+            "kill_bytes": request.kill_bytes,
+            "pty": None if request.pty is None else request.pty.model_dump(),
+        }
+
+    def _argument(self, value: str | bytes) -> Any:
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        try:
+            return self.redactor.text(raw.decode())
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(self.redactor.output(raw)).decode()}
+
+    def _environment(self, env: Mapping[Any, str | bytes | None]) -> dict[str, Any]:
+        clean: dict[str, Any] = {}
+        for name, value in env.items():
+            key = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
+            hidden = bool(value) and is_secret_name(key)
+            clean[plain_text(key)] = (
+                "[redacted]" if hidden else None if value is None else self._argument(value)
+            )
+        return clean
+
+    def result(
+        self, result: ExecResult, *, started_at: float, wall_s: float, tool_call_id: str | None
+    ) -> Call:
+        """Return the call of a command that ended."""
+        exec_s = max(result.duration_s, 0.0)
+        return Call(
+            tool_call_id=tool_call_id,
+            operation_id=result.operation_id,
+            request=self.request(result.request),
+            outcome=CallOutcome.RESULT,
+            reason=result.reason,
+            exit_code=result.exit_code,
+            signal=result.signal,
+            stdout=self.output(result.out),
+            stderr=self.output(result.err),
+            resources=result.resources,
+            leftovers=tuple(map(plain_process, result.leftovers)),
+            started_at=started_at,
+            ended_at=started_at + wall_s,
+            exec_s=exec_s,
+            queue_s=max(wall_s - exec_s, 0.0),
+        )
+
+    def error(
+        self,
+        error: ColdframeError | None,
+        command: str | Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        started_at: float,
+        wall_s: float,
+        tool_call_id: str | None,
+    ) -> Call:
+        """Return the call of a command without a result; no error means that we ended it.
+
+        The request is the one that was asked for: only a result carries the normalised one.
+        """
+        if error is None:
+            outcome, call_error = CallOutcome.INTERRUPTED, None
+        else:
+            refused = error.execution is Execution.NOT_EXECUTED
+            outcome = CallOutcome.NOT_EXECUTED if refused else CallOutcome.LOST
+            message = self.redactor.text(plain_text(str(error)))
+            call_error = CallError(code=error.code, side=error.side, message=message)
+        line = isinstance(command, str)
+        request = {
+            "argv": None if line else [self._argument(one) for one in command],
+            "command": self._argument(command) if isinstance(command, str) else None,
+            **{name: value for name, value in options.items() if name not in _NOT_RECORDED},
+            "env": self._environment(dict(options.get("env") or {})),
+        }
+        return Call(
+            tool_call_id=tool_call_id,
+            operation_id=str(options["operation_id"]),
+            request=request,
+            outcome=outcome,
+            error=call_error,
+            started_at=started_at,
+            ended_at=started_at + wall_s,
+            exec_s=wall_s if outcome is CallOutcome.INTERRUPTED else 0.0,
+            queue_s=0.0 if outcome is CallOutcome.INTERRUPTED else wall_s,
+        )
+
+
+def totals(steps: tuple[Step, ...]) -> Totals:
+    """Sum the steps; a sum over something unknown is unknown, not too small."""
+    calls = [call for step in steps for call in step.calls]
+    model_steps = [step for step in steps if step.source == "model"]
+    return Totals(
+        steps=len(steps),
+        calls=len(calls),
+        parse_failures=sum(len(step.parse_failures) for step in steps),
+        prompt_tokens=_sum([step.usage.prompt_tokens for step in model_steps]),
+        completion_tokens=_sum([step.usage.completion_tokens for step in model_steps]),
+        cpu_s=_sum_float([_cpu(call) for call in calls]),
+        memory_peak_bytes=_peak(calls),
+    )
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _sum_float(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _cpu(call: Call) -> float | None:
+    used = call.resources
+    if used is None or used.cpu_user_s is None or used.cpu_system_s is None:
+        return None
+    return used.cpu_user_s + used.cpu_system_s
+
+
+def _peak(calls: list[Call]) -> int | None:
+    peaks = [call.resources.memory_peak_bytes for call in calls if call.resources is not None]
+    known = [peak for peak in peaks if peak is not None]
+    return max(known) if known and len(known) == len(calls) else None

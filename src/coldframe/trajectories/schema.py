@@ -1,0 +1,391 @@
+"""What a trajectory holds. Frozen, versioned, and honest about what is not known.
+
+Times are Unix seconds on the clock of the client's machine unless a field says otherwise,
+durations are seconds, sizes are bytes. A field that is None although the design asks for it
+is listed in `unknown` with the reason, so that "nothing happened" and "nobody looked" differ.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from coldframe.protocol.errors import Side
+from coldframe.protocol.models import Fingerprint, ProcessInfo, Reason, Resources
+
+SCHEMA_VERSION: Literal["coldframe.trajectory/1"] = "coldframe.trajectory/1"
+REWARD_SCHEMA_VERSION = "coldframe.reward/1"
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+
+class BlobRef(_Model):
+    """Bytes that lie in the store under `sha256`."""
+
+    sha256: Sha256
+    bytes: int = Field(ge=0)
+
+
+class OutputRef(_Model):
+    """One output stream: the whole by length and digest, and what of it was stored."""
+
+    total_bytes: int = Field(ge=0)
+    sha256: Sha256
+    """Of the whole stream, as the runtime saw it."""
+    stored: BlobRef
+    """Equal to the whole when `complete`; else head, a line that says what is missing, tail."""
+    complete: bool
+    redacted: bool = False
+    """A secret was taken out of what is stored; `complete` is then false."""
+
+
+class Shown(_Model):
+    """What the model was shown, apart from the whole."""
+
+    rule: str
+    """Name and version of the window rule, such as `head_tail_10k@1`."""
+    text: BlobRef
+    omitted_characters: int = Field(default=0, ge=0)
+
+
+class CallOutcome(StrEnum):
+    """What is known of one call."""
+
+    RESULT = "result"
+    """It ran and ended; `reason` says how."""
+    NOT_EXECUTED = "not_executed"
+    """It was refused before anything ran; `error` says why."""
+    INTERRUPTED = "interrupted"
+    """The episode ended while it ran; the kill came from us."""
+    LOST = "lost"
+    """Perhaps executed; the sandbox or its node failed."""
+
+
+class CallError(_Model):
+    """Why a call has no result."""
+
+    code: str
+    side: Side
+    message: str
+
+
+class Call(_Model):
+    """One command in the sandbox."""
+
+    tool_call_id: str | None = None
+    operation_id: str
+    request: dict[str, Any]
+    """The request as it was normalised, secrets redacted."""
+    outcome: CallOutcome
+    error: CallError | None = None
+    reason: Reason | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: OutputRef | None = None
+    stderr: OutputRef | None = None
+    resources: Resources | None = None
+    leftovers: tuple[ProcessInfo, ...] = ()
+    started_at: float
+    ended_at: float
+    exec_s: float = Field(ge=0)
+    """As the sandbox measured it; what lies between is transport and queueing."""
+    queue_s: float = Field(ge=0)
+    """Time of the call that the command itself did not run."""
+    file_diff: None = None
+    """Not known per step: a listing of the whole tree per command costs more than the command."""
+
+
+class ParseFailure(_Model):
+    """An action that does not follow the tool schema; the policy's own doing."""
+
+    code: str
+    message: str
+    tool_call_id: str | None = None
+
+
+class Usage(_Model):
+    """Tokens as the endpoint counted them. None: it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class ShownMessage(_Model):
+    """A message that was given to the model after this step's action, in order."""
+
+    role: str
+    tool_call_id: str | None = None
+    shown: Shown
+
+
+class Step(_Model):
+    """One action and everything that followed from it."""
+
+    index: int = Field(ge=0)
+    source: Literal["model", "solution"]
+    action: BlobRef | None
+    """The raw action: the endpoint's answer byte for byte, or the solution script."""
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    model_attempts: int = Field(default=0, ge=0)
+    """Requests to the endpoint that this action took, retries included."""
+    parse_failures: tuple[ParseFailure, ...] = ()
+    calls: tuple[Call, ...] = ()
+    shown: tuple[ShownMessage, ...] = ()
+    egress_events: tuple[dict[str, Any], ...] = ()
+    """Empty by construction while the only network policy is none."""
+    started_at: float
+    ended_at: float
+    model_s: float = Field(default=0.0, ge=0)
+    model_queue_s: float | None = None
+    """Time spent waiting between retries of the endpoint; None without a model."""
+
+
+class TaskIdentity(_Model):
+    """Which task, and exactly which version of it."""
+
+    key: str
+    name: str
+    digest: Sha256
+    schema_version: str
+    source: str | None = None
+    repository_commit: str | None = None
+    network_declared: str | None = None
+    network_effective: str = "no-network"
+
+
+class ImageIdentity(_Model):
+    """What the sandbox was made from."""
+
+    name: str
+    digest: str
+    layers: tuple[str, ...] = ()
+
+
+class ModelIdentity(_Model):
+    """Which policy acted. None: not told to us."""
+
+    name: str | None = None
+    base_url: str | None = None
+    """Credentials redacted."""
+    reported_name: str | None = None
+    """What the endpoint says that it is."""
+    policy_version: str | None = None
+    tokenizer: str | None = None
+    renderer: str | None = None
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+
+class HarnessIdentity(_Model):
+    """Which harness, its version and its settings."""
+
+    name: str
+    version: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    tool_schemas: tuple[dict[str, Any], ...] = ()
+    prompt: tuple[BlobRef, ...] = ()
+    """The messages that the model was given before its first action, one JSON object each."""
+
+
+class VerifierIdentity(_Model):
+    """Which verifier graded."""
+
+    name: str
+    version: str
+    digest: Sha256
+    """Of the task's tests directory."""
+
+
+class Versions(_Model):
+    """Versions of everything that took part."""
+
+    client: str
+    protocol: int
+    spawner_protocol: int | None = None
+    node: str | None = None
+    injected_binary_sha256: str | None = None
+    runtime: str | None = None
+    python: str
+    kernel: str
+
+
+class Identity(_Model):
+    """Everything that names an attempt."""
+
+    run_id: str
+    task: TaskIdentity
+    sample: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    trace_id: str
+    seed: int | None = None
+    sandbox_id: str | None = None
+    image: ImageIdentity | None = None
+    initial_state: Fingerprint | None = None
+    model: ModelIdentity | None = None
+    harness: HarnessIdentity
+    verifier: VerifierIdentity
+    versions: Versions
+
+
+class FileDiff(_Model):
+    """How the files differ between the start and the end of the agent's time."""
+
+    before: str
+    after: str
+    changed: bool
+    excluded: tuple[str, ...] = ()
+
+
+class Termination(StrEnum):
+    """Why the agent's time ended."""
+
+    FINISHED = "finished"
+    AGENT_DEADLINE = "agent_deadline"
+    STEP_LIMIT = "step_limit"
+    TOKEN_LIMIT = "token_limit"
+    CONTEXT_LIMIT = "context_limit"
+    PARSE_FAILURES = "parse_failures"
+    FAILED = "failed"
+    """Something else than the policy ended it; `failure` says what."""
+
+
+class Verification(_Model):
+    """What the verifier did."""
+
+    killed: tuple[ProcessInfo, ...] = ()
+    """Processes that were killed before the tests arrived."""
+    survivors: tuple[ProcessInfo, ...] = ()
+    """Processes that the agent left and that were alive while the tests ran."""
+    full_kill: bool = False
+    removed: tuple[str, ...] = ()
+    """Paths that lay where the verifier's files belong, and were removed."""
+    user: str | None = None
+    cwd: str | None = None
+    """None: the sandbox's own."""
+    reason: Reason | None = None
+    exit_code: int | None = None
+    """Recorded, and no part of the verdict: that is what the reward file is for."""
+    signal: int | None = None
+    stdout: OutputRef | None = None
+    stderr: OutputRef | None = None
+    reward_file: str | None = None
+    reward_bytes: BlobRef | None = None
+    duration_s: float | None = None
+
+
+class Failure(_Model):
+    """Why there is no verdict."""
+
+    side: Side
+    code: str
+    message: str
+    retryable: bool = False
+    execution: str | None = None
+    phase: str
+    evidence: dict[str, Any] = Field(default_factory=dict)
+
+
+class PolicyFailure(_Model):
+    """The policy's own failure: the verifier still judges what it left."""
+
+    code: str
+    message: str
+
+
+class Times(_Model):
+    """T_run = create + sum of (model + exec) + verify + delete, and what is left beside it."""
+
+    queue_s: float = 0.0
+    """From the batch's start until this attempt had its turn; not part of T_run."""
+    image_s: float = 0.0
+    """Building or finding the image; shared by all attempts on it, not part of T_run."""
+    create_s: float = 0.0
+    model_s: float = 0.0
+    exec_s: float = 0.0
+    verify_s: float = 0.0
+    delete_s: float = 0.0
+    other_s: float = 0.0
+    """Wall time from create to delete that none of the above explains."""
+    total_s: float = 0.0
+    """Wall time from create to delete."""
+
+    @property
+    def run_s(self) -> float:
+        """T_run of the design, in seconds."""
+        return self.create_s + self.model_s + self.exec_s + self.verify_s + self.delete_s
+
+
+class Totals(_Model):
+    """Sums over the steps."""
+
+    steps: int = 0
+    calls: int = 0
+    parse_failures: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cpu_s: float | None = None
+    memory_peak_bytes: int | None = None
+
+
+class Trajectory(_Model):
+    """One attempt, from its first byte to its verdict or its failure: exactly one of them."""
+
+    schema_version: Literal["coldframe.trajectory/1"] = SCHEMA_VERSION
+    identity: Identity
+    started_at: float
+    ended_at: float
+    clock: str = "client CLOCK_REALTIME"
+    steps: tuple[Step, ...] = ()
+    termination: Termination
+    policy_failure: PolicyFailure | None = None
+    verification: Verification | None = None
+    rewards: dict[str, float] | None = None
+    reward_schema_version: str = REWARD_SCHEMA_VERSION
+    failure: Failure | None = None
+    final_state: Fingerprint | None = None
+    """After the harness was killed and before the tests arrived."""
+    file_diff: FileDiff | None = None
+    times: Times
+    totals: Totals
+    warnings: tuple[str, ...] = ()
+    unknown: dict[str, str] = Field(default_factory=dict)
+    """Dotted field → why it is not known."""
+
+    @field_validator("rewards")
+    @classmethod
+    def _finite(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and not value:
+            raise ValueError("rewards hold at least one part")
+        for name, reward in (value or {}).items():
+            if not math.isfinite(reward):
+                raise ValueError(f"reward {name!r} is not finite")
+        return value
+
+    @model_validator(mode="after")
+    def _one_ending(self) -> Trajectory:
+        if (self.rewards is None) == (self.failure is None):
+            raise ValueError("an attempt ends in rewards or in a failure, exactly one of them")
+        return self
+
+    @property
+    def score(self) -> float | None:
+        """The single number of the verdict; see `score`. None without a verdict."""
+        return None if self.rewards is None else score(self.rewards)
+
+
+def score(rewards: dict[str, float]) -> float:
+    """Return the part named `reward` if there is one, else the mean of the parts."""
+    if "reward" in rewards:
+        return rewards["reward"]
+    return math.fsum(rewards.values()) / len(rewards)

@@ -1,0 +1,193 @@
+"""Trajectories and their bytes on disk: content-addressed, atomic, read back before trusted.
+
+A reader sees a whole file or none: everything is written under a temporary name, synced, and
+renamed, and the directory is synced after it. Loss of power costs at most what was not yet
+reported as written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coldframe.protocol.errors import ColdframeError, Side
+from coldframe.trajectories.schema import BlobRef, OutputRef, Trajectory
+
+__all__ = ["BlobStore", "StoreError", "TrajectoryInvalidError", "read_trajectory", "write_json"]
+
+TRAJECTORY_FILE = "trajectory.json"
+
+
+class StoreError(ColdframeError):
+    """A stored file is missing, cut or not what its name says; the message names it."""
+
+    code = "store_corrupt"
+    side = Side.OBSERVATION
+
+
+class TrajectoryInvalidError(StoreError):
+    """A trajectory does not follow the schema, or a blob that it names is not there."""
+
+    code = "trajectory_invalid"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in `directory` survive loss of power."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content survive loss of power."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the new one, whole."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).rename(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as sorted, indented JSON, atomically.
+
+    Raises:
+        ValueError: it holds NaN or an infinity, which JSON cannot say.
+    """
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text.encode() + b"\n")
+
+
+class BlobStore:
+    """Bytes under the digest of themselves; the same bytes are stored once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, sha256: str) -> Path:
+        """Return where the bytes of that digest lie, whether or not they do."""
+        return self.root / sha256[:2] / sha256
+
+    def put(self, content: bytes) -> BlobRef:
+        """Store bytes and return their reference. Storing them again changes nothing.
+
+        They survive the process at once and loss of power after `sync`, which
+        `write_trajectory` calls: an agent's step waits for no disk.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        path = self.path(digest)
+        try:
+            # A blob that was cut by loss of power has another size, and is written anew.
+            whole = path.stat().st_size == len(content)
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content, sync=False)
+        return BlobRef(sha256=digest, bytes=len(content))
+
+    def sync(self, refs: Iterable[BlobRef]) -> None:
+        """Make these blobs survive loss of power."""
+        paths = {self.path(ref.sha256) for ref in refs}
+        for path in paths:
+            sync_file(path)
+        for directory in {path.parent for path in paths}:
+            sync_directory(directory)
+
+    def get(self, ref: BlobRef) -> bytes:
+        """Return the bytes, checked against their digest.
+
+        Raises:
+            StoreError: they are missing or were changed.
+        """
+        path = self.path(ref.sha256)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise StoreError(f"{path}: this blob is missing") from None
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise StoreError(f"{path}: the content is not what its name says")
+        return content
+
+
+def references(value: Any) -> Iterator[BlobRef]:
+    """Yield every blob that a model, or anything inside it, refers to."""
+    if isinstance(value, BlobRef):
+        yield value
+    elif isinstance(value, OutputRef):
+        yield value.stored
+    elif hasattr(value, "__pydantic_fields__"):
+        for name in value.__pydantic_fields__:
+            yield from references(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from references(item)
+
+
+def write_trajectory(directory: Path, trajectory: Trajectory, blobs: BlobStore) -> None:
+    """Write a trajectory, then read it back: what is reported as written can be read.
+
+    Raises:
+        TrajectoryInvalidError: what was read is not what was written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / TRAJECTORY_FILE
+    blobs.sync(references(trajectory))
+    write_json(path, trajectory.model_dump(mode="json"))
+    if read_trajectory(path, blobs) != trajectory:
+        raise TrajectoryInvalidError(f"{path}: reading it back gives another trajectory")
+
+
+def read_trajectory(path: Path, blobs: BlobStore, *, verify_blobs: bool = False) -> Trajectory:
+    """Return a validated trajectory; every blob that it names is there.
+
+    Args:
+        verify_blobs: also compare the content of every blob with its digest.
+    Raises:
+        TrajectoryInvalidError: it is missing, cut, of another schema, or lacks a blob.
+    """
+    try:
+        trajectory = Trajectory.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise TrajectoryInvalidError(f"{path}: {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise TrajectoryInvalidError(f"{path}: {where}: {first['msg']}") from None
+    for ref in references(trajectory):
+        if verify_blobs:
+            blobs.get(ref)
+        elif not blobs.path(ref.sha256).is_file():
+            raise TrajectoryInvalidError(f"{path}: blob {ref.sha256} is missing")
+    return trajectory
