@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -61,7 +62,7 @@ class Removal:
 
 
 class ImageStore:
-    """A directory of layers and names. Use it from one thread at a time.
+    """A directory of layers and names, for any number of threads and processes.
 
     `resolve`, `add_layer` and `tag` hold the layers that they name against removal by any
     process until `close` (or `release`), or until this process ends, however it ends.
@@ -75,6 +76,7 @@ class ImageStore:
         self._tmp = root / "tmp"
         self._lock = root / "lock"
         self._held: dict[str, int] = {}
+        self._guard = threading.Lock()
         self._prepare()
 
     def __enter__(self) -> Self:
@@ -89,10 +91,11 @@ class ImageStore:
 
     def release(self, layers: Iterable[str]) -> None:
         """Let go of layers that this store holds and nothing of this process needs any more."""
-        for digest in layers:
-            fd = self._held.pop(digest, None)
-            if fd is not None:
-                os.close(fd)
+        with self._guard:
+            for digest in layers:
+                fd = self._held.pop(digest, None)
+                if fd is not None:
+                    os.close(fd)
 
     # --- reading --------------------------------------------------------------------------
 
@@ -302,18 +305,19 @@ class ImageStore:
         return record
 
     def _hold(self, digest: str) -> bool:
-        if digest in self._held:
-            return True
-        if names.digest_of(digest) != digest:
-            return False
-        try:
-            fd = try_lock(self.layers_directory / digest / "lock", exclusive=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        if fd is None:  # someone is removing it at this moment
-            return False
-        self._held[digest] = fd
-        return True
+        """Take a shared lock on a layer, once; False if it is not there or about to go."""
+        with self._guard:
+            if digest in self._held:
+                return True
+            if names.digest_of(digest) != digest:
+                return False
+            try:
+                fd = try_lock(self.layers_directory / digest / "lock", exclusive=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if fd is not None:
+                self._held[digest] = fd
+            return fd is not None
 
     def _land(self, layer: Path, found: TreeDigest) -> None:
         """Put a finished layer on disk and then in its place."""

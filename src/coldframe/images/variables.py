@@ -1,0 +1,163 @@
+"""Variables and quotes in Dockerfile words: the subset of the shell's rules that Docker has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+_SPECIAL = "@*#?-$!"
+
+
+class WordError(ValueError):
+    """A word is not well formed; the message says why."""
+
+
+def expand(word: str, env: Mapping[str, str]) -> str:
+    """Return `word` with variables replaced and quotes and escapes taken away.
+
+    Knows `$name`, `${name}`, `${name:-word}`, `${name-word}`, `${name:+word}`,
+    `${name+word}`, `${name:?word}`, `${name?word}`. Unset variables are empty. Nothing is
+    expanded in single quotes.
+
+    Raises:
+        WordError: a quote or brace is not closed, a required variable is not set, or an
+            operator is not supported.
+    """
+    return _Reader(word, env).text(stop="")
+
+
+def split_words(line: str) -> Iterator[str]:
+    """Yield words split at blanks that are neither quoted nor escaped; quotes stay in.
+
+    Raises:
+        WordError: a quote is not closed.
+    """
+    word, quote, i = "", "", 0
+    while i < len(line):
+        char = line[i]
+        if char == "\\" and quote != "'" and i + 1 < len(line):
+            word += line[i : i + 2]
+            i += 2
+            continue
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in " \t":
+            if word:
+                yield word
+            word = ""
+            i += 1
+            continue
+        word += char
+        i += 1
+    if quote:
+        raise WordError(f"a quote ({quote}) is not closed")
+    if word:
+        yield word
+
+
+class _Reader:
+    def __init__(self, source: str, env: Mapping[str, str]) -> None:
+        self._source, self._env, self._at = source, env, 0
+
+    def text(self, stop: str) -> str:
+        """Read up to `stop` (not consumed) or the end."""
+        result = ""
+        while self._at < len(self._source):
+            char = self._source[self._at]
+            if char == stop:
+                return result
+            if char == "'":
+                result += self._single()
+            elif char == '"':
+                result += self._double()
+            elif char == "$":
+                result += self._variable()
+            elif char == "\\":
+                result += self._source[self._at + 1 : self._at + 2]
+                self._at += 2
+            else:
+                result += char
+                self._at += 1
+        if stop:
+            raise WordError(f"{self._source!r}: a brace is not closed")
+        return result
+
+    def _single(self) -> str:
+        end = self._source.find("'", self._at + 1)
+        if end < 0:
+            raise WordError(f"{self._source!r}: a quote (') is not closed")
+        result = self._source[self._at + 1 : end]
+        self._at = end + 1
+        return result
+
+    def _double(self) -> str:
+        result = ""
+        self._at += 1
+        while self._at < len(self._source):
+            char = self._source[self._at]
+            if char == '"':
+                self._at += 1
+                return result
+            if char == "$":
+                result += self._variable()
+                continue
+            following = self._source[self._at + 1 : self._at + 2]
+            if char == "\\" and following and following in '"$\\':
+                char = following
+                self._at += 1
+            result += char
+            self._at += 1
+        raise WordError(f'{self._source!r}: a quote (") is not closed')
+
+    def _variable(self) -> str:
+        self._at += 1
+        if self._source[self._at : self._at + 1] == "{":
+            self._at += 1
+            return self._braced()
+        name = self._name()
+        return self._env.get(name, "") if name else "$"
+
+    def _name(self) -> str:
+        begin = self._at
+        first = self._source[begin : begin + 1]
+        if first and (first.isdigit() or first in _SPECIAL):
+            self._at += 1
+            return first
+        while self._at < len(self._source) and _is_name(self._source[self._at]):
+            self._at += 1
+        return self._source[begin : self._at]
+
+    def _braced(self) -> str:
+        name = self._name()
+        if not name:
+            raise WordError(f"{self._source!r}: a variable without a name")
+        operator = self._source[self._at : self._at + 1]
+        if operator == "}":
+            self._at += 1
+            return self._env.get(name, "")
+        colon = operator == ":"
+        if colon:
+            self._at += 1
+            operator = self._source[self._at : self._at + 1]
+        if not operator:
+            raise WordError(f"{self._source!r}: a brace is not closed")
+        if operator not in "-+?":
+            shown = ":" * colon + operator
+            raise WordError(f"{self._source!r}: ${{{name}{shown}...}} is not supported yet")
+        self._at += 1
+        word = self.text(stop="}")
+        self._at += 1
+        value = self._env.get(name)
+        there = value is not None and not (colon and value == "")
+        if operator == "+":
+            return word if there else ""
+        if value is not None and there:
+            return value
+        if operator == "?":
+            raise WordError(f"{name}: {word or 'is not set'}")
+        return word
+
+
+def _is_name(char: str) -> bool:
+    return char == "_" or (char.isascii() and char.isalnum())
