@@ -1,0 +1,43 @@
+"""Run a command in the guest: `python -m tests.guest [COMMAND…]`, by default its own tests."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+from tests.guest.errors import GuestError
+from tests.guest.machine import GuestSettings, run_guest
+
+TESTS = ("python3", "-m", "pytest", "-p", "no:cacheprovider", "tests/guest/test_guest.py")
+
+
+def main() -> int:
+    """Stream the command's output, and exit as it did; 125 when the guest itself failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.guest", description=__doc__)
+    parser.add_argument("--deadline", type=float, default=300.0, help="seconds of wall clock")
+    parser.add_argument("--console", action="store_true", help="show the kernel's log at the end")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    settings = dataclasses.replace(GuestSettings.from_environment(), deadline_s=options.deadline)
+
+    def show(piece: bytes) -> None:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+    try:
+        result = run_guest(options.command or TESTS, settings, show)
+    except GuestError as error:
+        sys.stderr.write(f"{error}\n")
+        return 125
+    if options.console:
+        sys.stderr.write(result.console.decode("utf-8", "replace"))
+    sys.stderr.write(
+        f"guest: Linux {result.kernel} on {result.accelerator}; put together in "
+        f"{result.prepare_s:.1f} s, ran {result.run_s:.1f} s, exit code {result.exit_code}\n"
+    )
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The guest's disk: an image store, the repository as it is, and the Python that runs it."""
+
+from __future__ import annotations
+
+import compileall
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coldframe.images.store import ImageStore
+from tests.guest.errors import GuestError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_SIZE_BYTES = 6 << 30  # sparse
+_COPIED = ("src", "tests", "examples", "benchmarks", "docs", "native", "pyproject.toml")
+_LEFT_OUT = {  # large, and of no use to a test that runs
+    "mypy", "mypyc", "pip", "ruff", "grimp", "importlinter", "setuptools", "_distutils_hack",
+}  # fmt: skip
+_GUEST_PYTHONPATH = "/guest/site-packages:/guest/repository/src:/guest/repository"
+
+
+def make_disk(
+    scratch: Path,
+    images: Path,
+    image: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+) -> Path:
+    """Make a disk below `scratch` that lets the guest run `command` on the tree of `image`.
+
+    Args:
+        scratch: an empty directory on the file system of `images`.
+        images: root of the store that holds `image`.
+
+    Raises:
+        GuestError: a tool is missing or failed, or the image's Python is not like ours.
+        ImageNotFoundError: the store has no such image.
+    """
+    tree, disk = scratch / "tree", scratch / "disk"
+    for path in ("tmp", "root/upper", "root/work", "guest", "home/images/layers"):
+        (tree / path).mkdir(parents=True)
+    (tree / "tmp").chmod(0o1777)
+    _lay_store(tree, images, image)
+    _lay_guest(tree / "guest", command, environment)
+    with disk.open("wb") as file:
+        file.truncate(_SIZE_BYTES)
+    _make_file_system(disk, tree)
+    shutil.rmtree(tree)
+    return disk
+
+
+def _lay_store(tree: Path, images: Path, name: str) -> None:
+    """Put `name` and its layers into the disk's store. Files of layers become hard links."""
+    with ImageStore(images) as store:
+        record = store.inspect(name)
+        _check_python(store, record.layers)
+        lowers = []
+        for digest in store.resolve(name).layers:
+            source = images / "layers" / digest
+            target = tree / "home/images/layers" / digest
+            target.mkdir(mode=0o755)
+            for record_file in ("layer.json", "lock"):
+                shutil.copy2(source / record_file, target)
+            _run("cp", "--archive", "--link", "--", str(source / "root"), str(target / "root"))
+            lowers.append(f"/disk/home/images/layers/{digest}/root")
+    (tree / "lowerdir").write_text(":".join(lowers))
+    with ImageStore(tree / "home/images") as store:
+        store.tag(record.name, record.layers, record.config)
+
+
+def _check_python(store: ImageStore, layers: Sequence[str]) -> None:
+    """Compiled packages fit one minor version of Python only."""
+    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if not any((store.layer_root(digest) / "usr/bin" / ours).exists() for digest in layers):
+        raise GuestError(f"this runs on {ours}, which the guest's image does not have")
+
+
+def _lay_guest(target: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    shutil.copy2("/bin/busybox", target / "busybox")
+    shutil.copy2(Path(__file__).with_name("session.sh"), target)
+    variables = {"PYTHONPATH": _GUEST_PYTHONPATH, "PYTHONUNBUFFERED": "1", **environment}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    (target / "command").write_text("\n".join([*lines, f"exec {shlex.join(command)}\n"]))
+    repository = target / "repository"
+    repository.mkdir()
+    for name in _COPIED:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, repository / name, symlinks=True, ignore=_unwanted_files)
+        elif source.exists():
+            shutil.copy2(source, repository)
+    packages = Path(sysconfig.get_path("purelib"))
+    shutil.copytree(packages, target / "site-packages", ignore=_unwanted_packages)
+    # In the guest every CPU second costs several; what can be compiled here is.
+    compileall.compile_dir(repository, quiet=2)
+
+
+def _unwanted_packages(_path: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in _LEFT_OUT or "__mypyc" in name]
+
+
+def _unwanted_files(_path: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in ("build", ".git")]
+
+
+def _make_file_system(disk: Path, tree: Path) -> None:
+    _run(
+        "mkfs.ext4", "-q", "-F", "-d", str(tree), "-O", "^has_journal",
+        "-E", "lazy_itable_init=1,root_owner=0:0", str(disk),
+    )  # fmt: skip
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise GuestError(f"{argv[0]} failed: {done.stderr.strip()}")
