@@ -1,0 +1,60 @@
+# On a fresh Debian 12, as root:
+#
+#   make demo    set-up, then the main job on the shipped tasks
+#   make test    set-up, then every test
+#
+# Every target can be run again: what is there already is not done twice.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+COLDFRAME := $(BIN)/coldframe
+SOURCES := src tests benchmarks setup.py
+HARNESS := oracle
+SAMPLES := 2
+CONCURRENCY := 2
+PYTEST_ARGS :=
+
+.PHONY: help setup demo test lint format native-check bench clean distclean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup:  ## Packages, .venv, the native program, base images
+	@tools/setup
+
+demo: setup  ## The main job: tasks in; sandboxes, a harness, a verifier; trajectories out
+	@tools/demo --harness $(HARNESS) --samples $(SAMPLES) --concurrency $(CONCURRENCY)
+
+test: setup native-check  ## Every test
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## Formats, lints, types, import walls, generated code, C warnings and analyser
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m coldframe.client._generate --check
+	$(MAKE) -C native lint
+
+format:  ## Format the Python sources
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+native-check:  ## The native program's own tests, with sanitizers
+	$(MAKE) -C native check
+
+bench: setup  ## Numbers of this machine
+	$(BIN)/python -m benchmarks.sandbox
+	$(BIN)/python -m benchmarks.burst --sandboxes 1000 --commands 4
+
+clean:  ## Remove what was built; runs, images and .venv stay
+	rm -rf build dist native/build src/coldframe/_native .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean  ## Remove .venv too
+	rm -rf .venv src/coldframe.egg-info

@@ -1,0 +1,240 @@
+"""`coldframe image`: make, import, list and remove images."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coldframe.cli import render
+
+if TYPE_CHECKING:
+    from coldframe.images.base import Image
+    from coldframe.images.store import ImageRecord, ImageStore, Removal
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
+_Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="repository[:tag], for example debian:bookworm.")
+]
+
+
+@app.command()
+def bootstrap(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="debian:SUITE (debian:bookworm), or busybox.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Make it anew if it is there.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Make a base image from Debian's packages; nothing to do if it is there already.
+
+    The mirror, proxy and passwords are those of this machine's apt. debian:SUITE holds a
+    minimal Debian with git, python3, procps and ca-certificates; it needs mmdebstrap and takes
+    about half a minute. busybox holds one static program and takes no time.
+    """
+    from coldframe.images.bootstrap import bootstrap as make
+
+    with _store() as store:
+        _show_image(store, make(store, name, progress=_progress, force=force), as_json)
+
+
+@app.command("import")
+def import_(
+    name: _Name,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROOTFS", help="A tar archive (plain, gzip, xz, zstd) or a directory."
+        ),
+    ],
+    as_json: _Json = False,
+) -> None:
+    """Import a root file system as an image of one layer.
+
+    Owners are kept by number (0 to 65535). Device nodes under dev/ are left out. An archive
+    that would write outside of its own tree is refused, and nothing of it is kept.
+
+    To bring an image from Docker: docker export CONTAINER > rootfs.tar
+    """
+    from coldframe.images.unpack import import_image
+
+    with _store() as store:
+        _show_image(store, import_image(store, name, source, progress=_progress), as_json)
+
+
+@app.command()
+def build(
+    context: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="What COPY reads from.")],
+    name: Annotated[str, typer.Option("--tag", "-t", metavar="NAME", help="Name of the result.")],
+    dockerfile: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Default: DIRECTORY/Dockerfile.")
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds for each RUN.")] = 600.0,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run every RUN, also those that ran before.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Build an image from a Dockerfile of FROM, RUN, COPY, ENV, WORKDIR, USER.
+
+    RUN steps run in sandboxes without a network. Each is a cached layer: a second build runs
+    nothing. Any other instruction is refused, with file and line, before anything runs.
+    """
+    from coldframe.images.build import build as make
+    from coldframe.node.build import open_run_step
+    from coldframe.node.settings import NodeSettings
+
+    async def run(store: ImageStore) -> Image:
+        async with open_run_step(NodeSettings.from_environment()) as run_step:
+            return await make(
+                store,
+                name,
+                context,
+                run_step,
+                dockerfile=dockerfile,
+                deadline_s=deadline,
+                cached=not no_cache,
+                progress=_progress,
+            )
+
+    with _store() as store:
+        _show_image(store, asyncio.run(run(store)), as_json)
+
+
+@app.command("ls")
+def list_(as_json: _Json = False) -> None:
+    """List images: name, digest, size and age. Layers that images share count in each."""
+    with _store() as store:
+        records = store.list()
+    if as_json:
+        print(json.dumps([_plain(record) for record in records]))
+        return
+    rows = [
+        (
+            record.name,
+            record.digest[:12],
+            str(len(record.layers)),
+            _size(record.size_bytes),
+            _age(time.time() - record.created_at),
+        )
+        for record in records
+    ]
+    print(render.table(("NAME", "DIGEST", "LAYERS", "SIZE", "AGE"), rows))
+    if not rows:
+        _progress("no images yet; begin with: coldframe image bootstrap debian:bookworm")
+
+
+@app.command()
+def rm(
+    images: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Names, or digests (every name of it).")
+    ],
+    as_json: _Json = False,
+) -> None:
+    """Remove images by name, and the layers that no other image needs.
+
+    Sandboxes that run on an image go on unharmed: its layers are kept until they have ended,
+    and `coldframe gc` removes them then.
+    """
+    with _store() as store:
+        for name in images:
+            store.inspect(name)  # nothing is removed when one of them is wrong
+        removals = [store.remove(name) for name in dict.fromkeys(images)]
+    if as_json:
+        print(json.dumps([asdict(removal) for removal in removals]))
+        return
+    for removal in removals:
+        print(_removal(removal))
+
+
+@app.command()
+def inspect(
+    image: Annotated[str, typer.Argument(metavar="NAME", help="Name or digest.")],
+    as_json: _Json = False,
+) -> None:
+    """Show an image's layers (top first), environment, user and working directory."""
+    with _store() as store:
+        record = store.inspect(image)
+        paths = [str(store.layer_root(digest)) for digest in record.layers]
+    if as_json:
+        print(json.dumps({**_plain(record), "layer_paths": paths}))
+        return
+    config = record.config
+    lines = [
+        f"name     {record.name}",
+        f"digest   {record.digest}",
+        f"size     {_size(record.size_bytes)}",
+        f"workdir  {config.workdir}",
+        f"user     {config.user}",
+        *(f"env      {key}={value}" for key, value in config.env),
+        *(f"layer    {path}" for path in paths),
+    ]
+    print("\n".join(render.safe(line) for line in lines))
+
+
+# --- inside ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _store() -> Iterator[ImageStore]:
+    from coldframe.images.store import ImageStore
+    from coldframe.node.settings import NodeSettings
+
+    with ImageStore(NodeSettings.from_environment().home / "images") as store:
+        yield store
+
+
+def _progress(line: str) -> None:
+    print(render.safe(line), file=sys.stderr, flush=True)
+
+
+def _plain(record: ImageRecord) -> dict[str, Any]:
+    plain = asdict(record)
+    for key in ("env", "labels"):
+        plain["config"][key] = dict(plain["config"][key])
+    return plain
+
+
+def _show_image(store: ImageStore, image: Image, as_json: bool) -> None:
+    record = store.inspect(image.name)
+    if as_json:
+        print(json.dumps(_plain(record)))
+        return
+    print(f"{record.name}  {record.digest[:12]}  {_size(record.size_bytes)}")
+
+
+def _removal(removal: Removal) -> str:
+    text = f"removed {', '.join(removal.names)}"
+    if removal.layers:
+        text += f"; {_layers(removal.layers)} with {_size(removal.size_bytes)} freed"
+    if removal.in_use:
+        text += (
+            f"; {_layers(removal.in_use)} still in use, "
+            "which `coldframe gc` removes when nothing runs on it any more"
+        )
+    return text
+
+
+def _layers(layers: tuple[str, ...]) -> str:
+    return f"{len(layers)} layer" + "s" * (len(layers) != 1)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{max(0, int(seconds))} s"

@@ -1,0 +1,321 @@
+"""`coldframe rollout`: run a batch of tasks, and look at what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coldframe.cli import render
+from coldframe.cli.progress import BatchProgress, outcome
+from coldframe.harnesses import harness_names
+from coldframe.harnesses.base import Limits, ModelSettings
+from coldframe.protocol.errors import InvalidRequestError, RunError
+from coldframe.rollouts.directory import AttemptKey, RunDirectory
+from coldframe.rollouts.run import Batch, RunConfig, RunResult, open_run, ordered
+from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
+from coldframe.trajectories.schema import Call, OutputRef, Step, Trajectory
+from coldframe.trajectories.store import BlobStore, StoreError
+
+EXIT_NO_VERDICT = 1
+EXIT_RECOVERED = 3
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("run")
+def run(  # noqa: PLR0917 - each is an option of the command
+    tasks: Annotated[
+        list[Path], typer.Argument(metavar="TASKS...", help="Task directories, or of tasks.")
+    ],
+    harness: Annotated[
+        str, typer.Option(help=f"{', '.join(harness_names())}, or package.module:Class.")
+    ] = "react",
+    samples: Annotated[int, typer.Option(help="Samples of each task.")] = 1,
+    concurrency: Annotated[int, typer.Option(help="Attempts at a time.")] = 2,
+    attempts: Annotated[
+        int, typer.Option(help="Tries of one sample, when the platform's fault may pass.")
+    ] = 2,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Of an OpenAI-compatible API, such as http://HOST/v1.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help=f"Variable that holds the key; default {DEFAULT_API_KEY_ENV} if set."),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Of one answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Sample k is seeded with SEED + k.")] = None,
+    policy_version: Annotated[
+        str | None, typer.Option(help="Which weights act; recorded only.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Limit on actions of the model.")] = 100,
+    tokens: Annotated[
+        int | None, typer.Option(help="Limit on tokens that the model produces in an attempt.")
+    ] = None,
+    wall: Annotated[
+        float, typer.Option(help="Limit on the agent's time in seconds; a task's own may be less.")
+    ] = 7200.0,
+    command_deadline: Annotated[
+        float, typer.Option(help="Limit on one command in seconds.")
+    ] = 180.0,
+    request_timeout: Annotated[
+        float, typer.Option(help="Limit on one answer of the endpoint in seconds.")
+    ] = 300.0,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's directory; default runs/TIME-HARNESS.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, which must be there.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object at the end.")
+    ] = False,
+) -> int:
+    """Run tasks with an agent harness, grade them, and keep a trajectory of every attempt.
+
+    The same --out again goes on with the run: only what has no result is made. Exit code: 0
+    every attempt ended in a verdict; 3 every sample has a verdict, but after a retry; 1 some
+    sample has none, or a task was refused; 2 the command line is wrong; 130 interrupted.
+    """
+    settings = RolloutSettings.from_environment()
+    config = RunConfig(
+        tasks=tuple(tasks),
+        harness=harness,
+        samples=samples,
+        concurrency=concurrency,
+        attempts=attempts,
+        limits=Limits(steps=steps, tokens=tokens, wall_s=wall, command_s=command_deadline),
+        model=_model(
+            settings,
+            model,
+            base_url,
+            api_key_env,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            request_s=request_timeout,
+            policy_version=policy_version,
+        ),
+        api_key_env=api_key_env,
+        seed=seed,
+    )
+    root = out or Path("runs") / f"{time.strftime('%Y%m%dT%H%M%S')}-{harness.split(':')[-1]}"
+    directory = RunDirectory(root)
+    if resume and not directory.exists:
+        raise RunError(f"{root}: --resume was given, but there is no run")
+    result = asyncio.run(_run(config, directory, settings))
+    if as_json:
+        print(json.dumps(result.summary, sort_keys=True))
+    else:
+        print(summary_table(result.summary))
+        print(f"\n{root}")
+    return exit_code(result)
+
+
+def _model(
+    settings: RolloutSettings,
+    name: str | None,
+    base_url: str | None,
+    api_key_env: str | None,
+    **sampling: Any,
+) -> ModelSettings | None:
+    if name is None and base_url is None:
+        return None
+    if name is None or base_url is None:
+        raise InvalidRequestError("--model and --base-url are given together, or neither")
+    if not base_url.startswith(("http://", "https://")):
+        raise InvalidRequestError(
+            f"--base-url {base_url!r} does not begin with http:// or https://"
+        )
+    return ModelSettings(
+        name=name, base_url=base_url, api_key=settings.api_key(api_key_env), **sampling
+    )
+
+
+async def _run(config: RunConfig, directory: RunDirectory, settings: RolloutSettings) -> RunResult:
+    from coldframe.client import AsyncSandboxClient
+
+    me = asyncio.current_task()
+    assert me is not None
+    # A job scheduler ends us with SIGTERM: the sandboxes are deleted then too.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+    with BatchProgress() as progress:
+        async with AsyncSandboxClient() as client:
+            batch = Batch(client, config, directory, host_env=settings.host_env, progress=progress)
+            try:
+                return await batch.run()
+            except asyncio.CancelledError:
+                progress.note(f"interrupted; go on with --out {directory.root} --resume")
+                raise KeyboardInterrupt from None
+
+
+def exit_code(result: RunResult) -> int:
+    """Return the exit code that says how a batch went; see `run`."""
+    if result.all_verdicts:
+        return 0
+    return EXIT_RECOVERED if result.summary["complete"] else EXIT_NO_VERDICT
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """Return a run's summary as a table, one line per task."""
+    rows = [
+        [
+            key,
+            f"{task['passes']}/{task['verdicts']}",
+            _number(task["mean_reward"]),
+            str(task["missing"]),
+            _number(task["pass_at_k"].get(str(task["samples"]))),
+            _failures(task["failures_by_side"]),
+            f"{task['times']['run_s']:.2f}",
+        ]
+        for key, task in summary["tasks"].items()
+    ]
+    rows += [[Path(key).name, "-", "-", "-", "-", "refused", "-"] for key in summary["refused"]]
+    totals = summary["totals"]
+    header = ["TASK", "PASSED", "MEAN", "MISSING", "PASS@K", "FAILURES", "T_RUN"]
+    lines = [render.table(header, rows), ""]
+    lines += [f"refused: {render.sentence(why)}" for why in summary["refused"].values()]
+    lines.append(
+        f"{totals['passes']} passes in {totals['verdicts']} verdicts, {totals['missing']} missing, "
+        f"{totals['attempts']} attempts, {totals['failed_attempts']} failed"
+    )
+    times = totals["times"]
+    names = ("create_s", "model_s", "exec_s", "verify_s", "delete_s")
+    parts = " + ".join(f"{name[:-2]} {times[name]:.2f}" for name in names)
+    lines.append(f"T_run {times['run_s']:.2f} s = {parts}")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _failures(sides: dict[str, dict[str, int]]) -> str:
+    return ", ".join(f"{sum(codes.values())} {side}" for side, codes in sides.items()) or "-"
+
+
+@app.command("show")
+def show(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    attempt: Annotated[
+        str | None,
+        typer.Option(metavar="TASK.SAMPLE.ATTEMPT", help="Show this attempt's steps instead."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show whole outputs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show a run's attempts, finished or not, or the steps of one of them."""
+    config, results = open_run(run_directory)
+    if attempt is not None:
+        found = {str(key): one for key, one in results.items()}
+        if attempt not in found:
+            known = ", ".join(sorted(found)[:20]) or "none"
+            raise InvalidRequestError(f"no attempt {attempt!r} has a result; there are: {known}")
+        if as_json:
+            print(found[attempt].model_dump_json())
+        else:
+            print(_attempt(found[attempt], RunDirectory(run_directory).blobs, full))
+        return 0
+    directory = RunDirectory(run_directory)
+    summary = None
+    if (run_directory / "summary.json").is_file():
+        summary = directory.read("summary.json", "coldframe.summary/1")
+    if as_json:
+        attempts = {str(key): _brief(one) for key, one in ordered(results)}
+        print(json.dumps({"config": config, "summary": summary, "attempts": attempts}))
+        return 0
+    rows = [_row(key, one) for key, one in ordered(results)]
+    header = ["ATTEMPT", "OUTCOME", "STEPS", "TOKENS", "CREATE", "MODEL", "EXEC", "VERIFY", "TOTAL"]
+    print(render.table(header, rows))
+    if summary is None:
+        print("\nthis run has no summary yet: it runs, or was killed; run it again to go on")
+    else:
+        print(f"\n{summary_table(summary)}")
+    return 0
+
+
+def _brief(one: Trajectory) -> dict[str, Any]:
+    failure = one.failure
+    return {
+        "rewards": one.rewards,
+        "termination": one.termination.value,
+        "failure": None if failure is None else failure.model_dump(mode="json"),
+        "totals": one.totals.model_dump(mode="json"),
+        "times": {**one.times.model_dump(mode="json"), "run_s": one.times.run_s},
+        "warnings": list(one.warnings),
+    }
+
+
+def _row(key: AttemptKey, one: Trajectory) -> list[str]:
+    tokens, times = one.totals.completion_tokens, one.times
+    known = tokens is not None and one.identity.model is not None
+    seconds = (times.create_s, times.model_s, times.exec_s, times.verify_s, times.total_s)
+    return [
+        str(key),
+        outcome(one)[:70],
+        str(one.totals.steps),
+        str(tokens) if known else "-",
+        *(f"{value:.2f}" for value in seconds),
+    ]
+
+
+def _attempt(one: Trajectory, blobs: BlobStore, full: bool) -> str:
+    identity = one.identity
+    lines = [
+        f"{identity.task.name}  sample {identity.sample}  attempt {identity.attempt}  "
+        f"{identity.harness.name}@{identity.harness.version}",
+        f"outcome: {outcome(one)}",
+        f"termination: {one.termination.value}",
+    ]
+    if one.rewards is not None:
+        lines.append("rewards: " + ", ".join(f"{k} = {v:g}" for k, v in one.rewards.items()))
+    for step in one.steps:
+        lines += ["", *_step(step, blobs, full)]
+    if one.verification is not None:
+        graded = one.verification
+        lines += ["", f"verifier: exit code {graded.exit_code}, reason {graded.reason}"]
+        if graded.survivors:
+            alive = ", ".join(f"{process.name} ({process.pid})" for process in graded.survivors)
+            lines.append(f"  still running: {alive}")
+        for output in (graded.stdout, graded.stderr):
+            lines += _text(output, blobs, full)
+    lines += [f"warning: {text}" for text in one.warnings]
+    return "\n".join(render.safe(line) for line in lines)
+
+
+def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
+    lines = [f"step {step.index}  {step.source}  model {step.model_s:.2f} s"]
+    lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]
+    for call in step.calls:
+        command = call.request.get("command") or call.request.get("argv")
+        lines.append(f"  $ {command}")
+        lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s")
+        for output in (call.stdout, call.stderr):
+            lines += _text(output, blobs, full)
+    return lines
+
+
+def _ending(call: Call) -> str:
+    if call.error is not None:
+        return f"{call.outcome.value}: {call.error.message}"
+    if call.reason is None:
+        return call.outcome.value
+    code = call.exit_code if call.exit_code is not None else f"signal {call.signal}"
+    return f"{call.reason.value} {code}"
+
+
+def _text(output: OutputRef | None, blobs: BlobStore, full: bool) -> list[str]:
+    if output is None or output.total_bytes == 0:
+        return []
+    try:
+        lines = blobs.get(output.stored).decode("utf-8", "replace").splitlines()
+    except StoreError as error:
+        return [f"    ! {error}"]
+    shown = lines if full or len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]
+    return [f"    | {line}" for line in shown]

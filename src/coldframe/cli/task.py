@@ -1,0 +1,96 @@
+"""`coldframe task`: check that tasks are honest before anybody learns from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coldframe.cli import render
+from coldframe.cli.progress import outcome
+from coldframe.protocol.errors import InvalidRequestError
+from coldframe.rollouts.check import Checked, Trial, check_task
+from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.run import Loaded, load_batch
+from coldframe.rollouts.settings import RolloutSettings
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def task() -> None:
+    """Check that tasks are honest."""
+
+
+@app.command("check")
+def check(
+    tasks: Annotated[
+        list[Path], typer.Argument(metavar="TASK...", help="Task directories, or of tasks.")
+    ],
+    times: Annotated[int, typer.Option(help="Runs of each solution.")] = 2,
+    concurrency: Annotated[int, typer.Option(help="Attempts at a time.")] = 2,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the reports as one JSON object at the end.")
+    ] = False,
+) -> int:
+    """Check tasks: the solution passes, doing nothing and every wrong/* solution fail.
+
+    Each so many times, with the same digests and rewards each time. Exit code: 0 all are
+    honest, 1 one is not, or was refused.
+    """
+    if times < 1 or concurrency < 1:
+        raise InvalidRequestError("--times and --concurrency are at least 1")
+    settings = RolloutSettings.from_environment()
+    loaded = load_batch(tasks, settings.host_env)
+    checked = asyncio.run(_check(loaded, times, concurrency))
+    reports = [one.report() for one in checked]
+    if as_json:
+        print(json.dumps({"tasks": reports, "refused": loaded.refused}, sort_keys=True))
+    else:
+        _print(checked, loaded)
+    honest = all(one.honest for one in checked) and not loaded.refused
+    return 0 if honest else 1
+
+
+async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
+    from coldframe.client import AsyncSandboxClient
+
+    def heard(trial: Trial) -> None:
+        key = trial.trajectory.identity.task.key
+        mark = "ok " if trial.as_expected else "BAD"
+        line = f"{mark} {key}  {trial.contender.name}  {outcome(trial.trajectory)}"
+        print(render.safe(line), file=sys.stderr, flush=True)
+
+    slots = asyncio.Semaphore(concurrency)
+    async with AsyncSandboxClient() as client:
+        images = ImageBuilder(client)
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(
+                        check_task(client, images, one, times=times, slots=slots, heard=heard)
+                    )
+                    for one in loaded.tasks
+                ]
+        finally:
+            await images.close()
+    return [one.result() for one in running]
+
+
+def _print(checked: list[Checked], loaded: Loaded) -> None:
+    rows = []
+    for one in checked:
+        for name, found in one.report()["contenders"].items():
+            wanted = "passes" if found["should_pass"] else "fails"
+            rows.append([one.task.key, name, wanted, f"{found['as_expected']}/{found['runs']}"])
+    print(render.table(["TASK", "SOLUTION", "OUGHT TO", "DID"], rows))
+    problems = [problem for one in checked for problem in one.problems]
+    problems += [f"refused: {why}" for why in loaded.refused.values()]
+    for problem in problems:
+        print(f"problem: {render.sentence(problem)}")
+    honest = sum(one.honest for one in checked)
+    print(f"\n{honest} of {len(checked) + len(loaded.refused)} tasks are honest")
