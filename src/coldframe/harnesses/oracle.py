@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from coldframe.harnesses.base import Episode, Outcome
-from coldframe.harnesses.scripts import pack, pieces, run_argv
+from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import HarnessError, NotExecutedError
 from coldframe.trajectories.schema import Termination
 
@@ -42,7 +42,7 @@ class OracleHarness:
         step = episode.recorder.step("solution")
         step.set_action(script.read_bytes())
         content = pack(solution.directory)
-        await episode.sandbox.files.tar_up(TARGET, pieces(content), owner=(0, 0))
+        await episode.sandbox.files.tar_up(TARGET, content, owner=(0, 0))
         try:
             await episode.execute(
                 run_argv(script, f"{TARGET}/{solution.script}"),

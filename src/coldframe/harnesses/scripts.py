@@ -9,13 +9,11 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 from coldframe.protocol.errors import TaskError
 
 MAX_UPLOAD_BYTES = 1 << 30
-CHUNK = 1 << 20
 
 
 def run_argv(script: Path, target: str) -> tuple[str, ...]:
@@ -51,9 +49,3 @@ def pack(directory: Path) -> bytes:
                 if buffer.tell() > MAX_UPLOAD_BYTES:
                     raise TaskError(f"{directory}: more than {MAX_UPLOAD_BYTES} bytes to upload")
     return buffer.getvalue()
-
-
-async def pieces(content: bytes) -> AsyncIterator[bytes]:
-    """Yield content in pieces of at most 1 MiB."""
-    for start in range(0, len(content), CHUNK):
-        yield content[start : start + CHUNK]

@@ -119,6 +119,7 @@ class Attempt:
         self.sandbox: AsyncSandbox | None = None
         self.image: ImageIdentity | None = None
         self.runtime: str | None = None
+        self.details: dict[str, Any] = {}
         self.node: str | None = None
         self.initial: Fingerprint | None = None
         self.final: Fingerprint | None = None
@@ -180,15 +181,20 @@ class Attempt:
             "coldframe.sample": str(self.sample),
             "coldframe.attempt": str(self.attempt),
         }
+        limits: dict[str, Any] = {}
+        if spec.cpus is not None:
+            limits["cpu"] = spec.cpus
+        if spec.memory_mb is not None:
+            limits["memory_bytes"] = spec.memory_mb * MIB
+        if spec.storage_mb is not None:
+            limits["disk_bytes"] = spec.storage_mb * MIB
         sandbox = await self.client.create_sandbox(
             image,
-            cpu=spec.cpus,
-            memory_bytes=None if spec.memory_mb is None else spec.memory_mb * MIB,
-            disk_bytes=None if spec.storage_mb is None else spec.storage_mb * MIB,
             env=spec.env or None,
             workdir=spec.workdir,
             labels=labels,
             ttl_s=self._agent_s() + task.verifier_timeout_s + LEASE_SLACK_S,
+            **limits,
         )
         self.sandbox = sandbox
         return sandbox
@@ -203,6 +209,7 @@ class Attempt:
             name=info.spec.image, digest=info.image_digest, layers=info.layer_digests
         )
         self.runtime, self.node = info.runtime, info.node_id
+        self.details = (await self.client.capabilities()).details
         if self.expected_image not in {None, info.image_digest}:
             raise RunError(
                 f"image {info.spec.image!r} is {info.image_digest}, but the run began with "
@@ -387,8 +394,8 @@ class Attempt:
         )
 
     def _versions(self) -> Versions:
-        details = self.client.capabilities().details
-        protocol, binary = details.get("spawner_protocol"), details.get("injected_binary_sha256")
+        protocol = self.details.get("spawner_protocol")
+        binary = self.details.get("injected_binary_sha256")
         return Versions(
             client=package_version(),
             protocol=PROTOCOL_VERSION,

@@ -229,9 +229,13 @@ class Batch:
         self.progress.begun(len(wanted), len(wanted) - len(open_samples))
         begun = time.monotonic()
         queue: Iterator[tuple[Task, int]] = iter(open_samples)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.config.concurrency, len(open_samples))):
-                group.create_task(self._worker(queue, begun))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.config.concurrency, len(open_samples))):
+                    group.create_task(self._worker(queue, begun))
+        except BaseExceptionGroup as group_error:
+            # A worker fails only when results can no longer be kept; one reason is enough.
+            raise group_error.exceptions[0] from None
 
     def _next_attempt(self, task: Task, sample: int) -> int | None:
         """Return the number of the attempt that the sample still needs, if it needs one."""

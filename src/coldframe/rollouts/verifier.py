@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
-from coldframe.harnesses.scripts import pack, pieces, run_argv
+from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import (
     FileError,
     NotExecutedError,
@@ -89,7 +89,7 @@ class Verifier:
         """
         self._begun = self._begun or time.monotonic()
         await self._clear()
-        await self.sandbox.files.tar_up(TESTS, pieces(pack(self.task.tests)), owner=ROOT)
+        await self.sandbox.files.tar_up(TESTS, pack(self.task.tests), owner=ROOT)
         result = await self._run()
         self._facts |= {
             "reason": result.reason,
@@ -196,6 +196,6 @@ class Verifier:
     async def _content(self, path: str) -> bytes:
         """Return the file's bytes, at most one more than are accepted."""
         try:
-            return bytes(await self.sandbox.files.read(path, length=MAX_REWARD_BYTES + 1))
+            return await self.sandbox.files.read(path, length=MAX_REWARD_BYTES + 1)
         except FileError as error:
             raise RewardInvalidError(f"{path}: cannot be read: {error}") from error
