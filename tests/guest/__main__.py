@@ -17,9 +17,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.guest", description=__doc__)
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds of wall clock")
     parser.add_argument("--console", action="store_true", help="show the kernel's log at the end")
+    parser.add_argument("--image", action="append", default=[], help="one more image to take in")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    settings = dataclasses.replace(GuestSettings.from_environment(), deadline_s=options.deadline)
+    settings = GuestSettings.from_environment()
+    settings = dataclasses.replace(
+        settings, deadline_s=options.deadline, images=(*settings.images, *options.image)
+    )
 
     def show(piece: bytes) -> None:
         sys.stdout.buffer.write(piece)

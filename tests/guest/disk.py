@@ -25,26 +25,27 @@ _GUEST_PYTHONPATH = "/guest/site-packages:/guest/repository/src:/guest/repositor
 
 def make_disk(
     scratch: Path,
-    images: Path,
-    image: str,
+    store: Path,
+    images: Sequence[str],
     command: Sequence[str],
     environment: Mapping[str, str],
 ) -> Path:
-    """Make a disk below `scratch` that lets the guest run `command` on the tree of `image`.
+    """Make a disk below `scratch` that lets the guest run `command` on the first image's tree.
 
     Args:
-        scratch: an empty directory on the file system of `images`.
-        images: root of the store that holds `image`.
+        scratch: an empty directory on the file system of `store`.
+        store: root of the store that holds the images.
+        images: names of those that the guest gets; its own root is the first of them.
 
     Raises:
         GuestError: a tool is missing or failed, or the image's Python is not like ours.
-        ImageNotFoundError: the store has no such image.
+        ImageNotFoundError: the store has none of that name.
     """
     tree, disk = scratch / "tree", scratch / "disk"
-    for path in ("tmp", "root/upper", "root/work", "guest", "home/images/layers"):
+    for path in ("tmp", "root/upper", "root/work", "guest", "home"):
         (tree / path).mkdir(parents=True)
     (tree / "tmp").chmod(0o1777)
-    _lay_store(tree, images, image)
+    _lay_store(tree, store, images)
     _lay_guest(tree / "guest", command, environment)
     with disk.open("wb") as file:
         file.truncate(_SIZE_BYTES)
@@ -53,23 +54,26 @@ def make_disk(
     return disk
 
 
-def _lay_store(tree: Path, images: Path, name: str) -> None:
-    """Put `name` and its layers into the disk's store. Files of layers become hard links."""
-    with ImageStore(images) as store:
-        record = store.inspect(name)
-        _check_python(store, record.layers)
-        lowers = []
-        for digest in store.resolve(name).layers:
-            source = images / "layers" / digest
-            target = tree / "home/images/layers" / digest
-            target.mkdir(mode=0o755)
-            for record_file in ("layer.json", "lock"):
-                shutil.copy2(source / record_file, target)
-            _run("cp", "--archive", "--link", "--", str(source / "root"), str(target / "root"))
-            lowers.append(f"/disk/home/images/layers/{digest}/root")
+def _lay_store(tree: Path, images: Path, wanted: Sequence[str]) -> None:
+    """Put images into the disk's store. The files of their layers become hard links."""
+    target = tree / "home/images"
+    with ImageStore(images) as source, ImageStore(target) as store:
+        resolved = [source.resolve(name) for name in wanted]
+        for digest in {digest for image in resolved for digest in image.layers}:
+            _lay_layer(source.layers_directory / digest, store.layers_directory / digest)
+        for image in resolved:
+            store.tag(image.name, image.layers, image.config)
+        base = resolved[0].layers
+        _check_python(source, base)
+    lowers = [f"/disk/home/images/layers/{digest}/root" for digest in base]
     (tree / "lowerdir").write_text(":".join(lowers))
-    with ImageStore(tree / "home/images") as store:
-        store.tag(record.name, record.layers, record.config)
+
+
+def _lay_layer(source: Path, target: Path) -> None:
+    target.mkdir(mode=0o755)
+    for record in ("layer.json", "lock"):
+        shutil.copy2(source / record, target)
+    _run("cp", "--archive", "--link", "--", str(source / "root"), str(target / "root"))
 
 
 def _check_python(store: ImageStore, layers: Sequence[str]) -> None:

@@ -30,7 +30,8 @@ class GuestSettings:
     """Where the guest's parts are kept, and what it may use of this machine."""
 
     home: Path
-    image: str = "debian:bookworm"
+    images: tuple[str, ...] = ("debian:bookworm",)
+    """What the guest's image store holds; the first is its own user land too."""
     memory_mib: int = 2048
     cpus: int = 2
     deadline_s: float = 300.0
@@ -86,7 +87,7 @@ def run_guest(
         kernel = fetch_kernel(settings.cache)
         accelerator = _accelerator(kernel, settings)
         disk = make_disk(
-            scratch, settings.home / "images", settings.image, command, settings.environment
+            scratch, settings.home / "images", settings.images, command, settings.environment
         )
         machine = _Machine(scratch, kernel, accelerator, settings)
         booted = time.monotonic()
