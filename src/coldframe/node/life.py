@@ -45,6 +45,7 @@ class Sandbox:
     spec: SandboxSpec
     image_digest: str = ""
     layer_digests: tuple[str, ...] = ()
+    workdir: str = "/"
     state: SandboxState = SandboxState.REQUESTED
     version: int = 1
     created_at: float = field(default_factory=time.time)
@@ -73,6 +74,7 @@ class Sandbox:
             spec=self.spec,
             image_digest=self.image_digest,
             layer_digests=self.layer_digests,
+            workdir=self.workdir,
             state=self.state,
             version=self.version,
             created_at=self.created_at,

@@ -120,6 +120,7 @@ class Sandboxes:
             spec=spec,
             image_digest=image.digest,
             layer_digests=image.layers,
+            workdir=spec.workdir or image.config.workdir,
         )
         if spec.ttl_s is not None:
             sandbox.expires_at = sandbox.created_at + spec.ttl_s

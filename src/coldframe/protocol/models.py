@@ -71,6 +71,8 @@ class SandboxInfo(_Model):
     spec: SandboxSpec
     image_digest: str
     layer_digests: tuple[str, ...] = ()
+    workdir: str = "/"
+    """Where commands start: what the specification says, else the image."""
     state: SandboxState
     version: int
     """Raised by every transition of state."""

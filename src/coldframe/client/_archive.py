@@ -1,0 +1,226 @@
+"""Pack and unpack trees on this side. An archive that comes from a sandbox is hostile.
+
+Unpacking never follows a link: every directory is opened from its parent without following, so
+a member cannot land outside whatever the archive says. Links are made only if nobody who follows
+them later can leave: their `..` parts come first and are no more than their own depth. By
+induction each part of such a link then stays inside. (tarfile's own filters resolve names on
+disk, and older versions of Python have none.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from coldframe.client._content import PIECE_BYTES
+from coldframe.protocol.errors import (
+    FileError,
+    FileTooLargeError,
+    PathExistsError,
+    PathRefusedError,
+)
+
+MAX_MEMBERS = 1_000_000
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _PieceReader(io.RawIOBase):
+    """A file object over a function that returns the next piece, empty at the end."""
+
+    def __init__(self, next_piece: Callable[[], bytes]) -> None:
+        self._next, self._left = next_piece, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts, missing = [], size
+        while missing:
+            if not self._left:
+                self._left = self._next()
+            if not self._left:
+                break
+            part, self._left = self._left[:missing], self._left[missing:]
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+
+def unpack(next_piece: Callable[[], bytes], target: Path, max_bytes: int) -> int:
+    """Unpack a tar that comes in pieces into a local directory; return the number of members.
+
+    Raises:
+        PathRefusedError, PathExistsError, FileTooLargeError, FileError: see `download_tree`.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    root = os.open(target, _DIRECTORY)
+    try:
+        with tarfile.open(fileobj=_PieceReader(next_piece), mode="r|") as archive:
+            count = _Unpacker(root, archive, max_bytes).run()
+    except tarfile.TarError as error:
+        raise FileError(f"the archive is damaged: {error}") from error
+    finally:
+        os.close(root)
+    while next_piece():
+        pass
+    return count
+
+
+class _Unpacker:
+    def __init__(self, root: int, archive: tarfile.TarFile, max_bytes: int) -> None:
+        self._root, self._archive = root, archive
+        self._max = self._left = max_bytes
+        self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
+
+    def run(self) -> int:
+        count = 0
+        while (member := self._archive.next()) is not None:
+            count += 1
+            if count > MAX_MEMBERS:
+                raise FileTooLargeError(f"the archive has more than {MAX_MEMBERS} members")
+            try:
+                self._one(member)
+            except ValueError as error:  # a NUL in a name
+                raise PathRefusedError(f"archive member {member.name!r}: {error}") from error
+            # tarfile remembers every member; a stream of a million would fill memory.
+            self._archive.members = []  # type: ignore[attr-defined]
+        for parts, member in reversed(self._modes):
+            with self._directory(parts) as fd:
+                _finish(fd, member)
+        return count
+
+    def _one(self, member: tarfile.TarInfo) -> None:
+        parts = _parts(member.name)
+        if member.isdir():
+            with self._directory(parts, make=True):
+                self._modes.append((parts, member))
+            return
+        if not parts:
+            raise PathRefusedError(f"archive member {member.name!r} names the directory itself")
+        with self._directory(parts[:-1], make=True) as parent:
+            try:
+                self._make(member, parts, parent)
+            except FileExistsError:
+                raise PathExistsError(f"{member.name!r} exists already") from None
+
+    def _make(self, member: tarfile.TarInfo, parts: tuple[str, ...], parent: int) -> None:
+        name = parts[-1]
+        if member.islnk():
+            source = _parts(member.linkname)
+            with self._directory(source[:-1]) as origin:
+                if not source:
+                    raise PathRefusedError(f"{member.name!r} is a hard link to a directory")
+                os.link(
+                    source[-1], name, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False
+                )
+        elif member.issym():
+            _check_link(member, depth=len(parts) - 1)
+            os.symlink(member.linkname, name, dir_fd=parent)
+        elif member.isreg():
+            self._file(member, name, parent)
+        else:
+            raise PathRefusedError(f"archive member {member.name!r} is not a file or directory")
+
+    def _file(self, member: tarfile.TarInfo, name: str, parent: int) -> None:
+        source = self._archive.extractfile(member)
+        assert source is not None
+        fd = os.open(name, _FILE, 0o600, dir_fd=parent)
+        with source, open(fd, "wb") as file:  # noqa: PTH123
+            while piece := source.read(PIECE_BYTES):
+                self._take(piece)
+                if piece.count(0) == len(piece):
+                    file.seek(len(piece), os.SEEK_CUR)  # keep it sparse
+                else:
+                    file.write(piece)
+            file.truncate(file.tell())
+            file.flush()
+            _finish(fd, member)
+
+    def _take(self, piece: bytes) -> None:
+        self._left -= len(piece)
+        if self._left < 0:
+            raise FileTooLargeError(f"the tree holds more than {self._max} bytes")
+
+    @contextlib.contextmanager
+    def _directory(self, parts: tuple[str, ...], *, make: bool = False) -> Iterator[int]:
+        fd = os.dup(self._root)
+        try:
+            for part in parts:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o700, dir_fd=fd)
+                try:
+                    below = os.open(part, _DIRECTORY, dir_fd=fd)
+                except OSError as error:
+                    where = "/".join(parts)
+                    raise PathRefusedError(f"{where!r} leads over what is no directory") from error
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _finish(fd: int, member: tarfile.TarInfo) -> None:
+    os.fchmod(fd, member.mode & 0o777)
+    # A time that cannot be set (the archive may say anything) is not worth the tree.
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        os.utime(fd, (member.mtime, member.mtime))
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    if name.startswith("/"):
+        raise PathRefusedError(f"archive member {name!r} is absolute")
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise PathRefusedError(f"archive member {name!r} holds '..'")
+    return parts
+
+
+def _check_link(member: tarfile.TarInfo, *, depth: int) -> None:
+    target = member.linkname
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = 0
+    while ups < len(parts) and parts[ups] == "..":
+        ups += 1
+    if target.startswith("/") or ups > depth or ".." in parts[ups:]:
+        raise PathRefusedError(f"link {member.name!r} -> {target!r} may lead outside")
+
+
+def pack(local: Path, write: Callable[[bytes], None], owner: tuple[int, int]) -> None:
+    """Write a pax tar of a local directory's content, piece by piece.
+
+    Raises:
+        NotADirectoryError: it is not a directory.
+        PathRefusedError: it holds a device, FIFO or socket.
+    """
+    if not local.is_dir():
+        raise NotADirectoryError(20, os.strerror(20), str(local))
+    with tarfile.open(fileobj=_PieceWriter(write), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(local.iterdir()):
+            archive.add(path, arcname=path.name, filter=lambda member: _owned(member, owner))
+
+
+def _owned(member: tarfile.TarInfo, owner: tuple[int, int]) -> tarfile.TarInfo:
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise PathRefusedError(f"{member.name!r} is a device, FIFO or socket")
+    member.uid, member.gid = owner
+    member.uname = member.gname = ""
+    return member
+
+
+class _PieceWriter(io.RawIOBase):
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._write(bytes(data))
+        return len(data)

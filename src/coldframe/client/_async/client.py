@@ -1,0 +1,145 @@
+"""The client: where sandboxes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from coldframe.client._async.sandbox import AsyncSandbox
+from coldframe.client._core import ClientCore
+from coldframe.client._open import in_process
+from coldframe.client._requests import sandbox_spec
+from coldframe.client._runner import AsyncRunner
+from coldframe.protocol.models import GIB, Capabilities, Ledger
+
+if TYPE_CHECKING:
+    from coldframe.client._link import NodeOpener
+
+
+class AsyncSandboxClient:
+    """Makes and finds sandboxes. Runs a node in this process, opened on the first use.
+
+    Closing it deletes the sandboxes that it made, and so does leaving its `with` block or the
+    end of the program; sandboxes end with a killed program too. Any number of threads or tasks
+    may use one client. A forked process opens one of its own (ClientClosedError otherwise).
+    """
+
+    def __init__(
+        self,
+        *,
+        home: str | Path | None = None,
+        runtime: str | None = None,
+        open_node: NodeOpener | None = None,
+    ) -> None:
+        """Say which node to open.
+
+        Args:
+            home: where images and state are; default COLDFRAME_HOME, else /var/lib/coldframe.
+            runtime: `native`, or `fake`: no isolation; default COLDFRAME_RUNTIME, else `native`.
+            open_node: opens another node than that; called once, on the client's event loop.
+        """
+        self._core = ClientCore(open_node or in_process(home, runtime))
+        self._runner = AsyncRunner(self._core.close)
+
+    async def __aenter__(self) -> Self:
+        await self._runner.run(self._core.link())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Delete the sandboxes that this client made, and end its node. Twice is fine."""
+        await self._runner.close()
+
+    async def create_sandbox(
+        self,
+        image: str,
+        *,
+        cpu: float = 4.0,
+        memory_bytes: int = 4 * GIB,
+        pids: int = 1024,
+        disk_bytes: int | None = None,
+        shm_bytes: int = GIB,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        user: str | int | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = 7200.0,
+        name: str | None = None,
+        no_new_privileges: bool = False,
+        operation_id: str | None = None,
+    ) -> AsyncSandbox:
+        """Make a sandbox; it is ready for commands when this returns.
+
+        Args:
+            image: name or digest of an image in the store.
+            cpu: in processors.
+            memory_bytes: limit of all its processes, /dev/shm included.
+            pids: how many processes and threads it may have.
+            disk_bytes: how much it may write; None: what the store has.
+            shm_bytes: size of /dev/shm.
+            env: added to the image's, for every command.
+            workdir: where commands start; None: the image's.
+            user: who runs commands, name or id, optionally `user:group`; None: the image's.
+            labels: free text by which `list_sandboxes` finds it.
+            ttl_s: it is deleted after so many seconds, unless renewed; None: never.
+            name: unique among live sandboxes.
+            no_new_privileges: setuid programs gain nothing.
+            operation_id: the same id again gives the same sandbox and makes no other.
+        Raises:
+            ImageNotFoundError, NameInUseError, InvalidRequestError, CapacityError: refused.
+            CreateError, CapabilityError, StorageFullError: it failed; nothing of it is left.
+        """
+        spec = sandbox_spec(
+            image,
+            cpu=cpu,
+            memory_bytes=memory_bytes,
+            pids=pids,
+            disk_bytes=disk_bytes,
+            shm_bytes=shm_bytes,
+            env=None if env is None else dict(env),
+            workdir=workdir,
+            user=user,
+            labels=None if labels is None else dict(labels),
+            ttl_s=ttl_s,
+            name=name,
+            no_new_privileges=no_new_privileges,
+        )
+        info = await self._runner.run(self._core.create(spec, operation_id))
+        return AsyncSandbox(self._core, self._runner, info)
+
+    async def get_sandbox(self, id_or_name: str) -> AsyncSandbox:
+        """Return a sandbox by id, or by name while it lives.
+
+        Raises:
+            SandboxNotFoundError: there is none.
+        """
+        info = await self._runner.run(self._core.get(id_or_name))
+        return AsyncSandbox(self._core, self._runner, info)
+
+    async def list_sandboxes(
+        self, labels: Mapping[str, str] | None = None
+    ) -> tuple[AsyncSandbox, ...]:
+        """Return the live sandboxes that carry all these labels, oldest first."""
+        infos = await self._runner.run(self._core.list(labels))
+        return tuple(AsyncSandbox(self._core, self._runner, info) for info in infos)
+
+    async def delete_sandbox(self, id_or_name: str) -> None:
+        """End a sandbox; nothing of it is left when this returns. One that ended is fine."""
+        await self._runner.run(self._core.delete(id_or_name))
+
+    async def ledger(self) -> Ledger:
+        """Count all sandboxes of the node and compare the kernel with those that live."""
+        return await self._runner.run(self._core.ledger())
+
+    async def capabilities(self) -> Capabilities:
+        """What the runtime has probed on this machine."""
+        return await self._runner.run(self._core.capabilities())

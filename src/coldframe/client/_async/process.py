@@ -1,0 +1,145 @@
+"""Commands that are not waited for, and output while it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from coldframe.client._requests import encoded, signal_number
+from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.models import MIB, ExecResult, OutputChunk, SignalScope, Stream
+
+if TYPE_CHECKING:
+    from coldframe.client._core import Streaming
+    from coldframe.client._inside import SandboxCore
+    from coldframe.client._runner import AsyncRunner
+
+
+class AsyncProcess:
+    """A command in the background, running or ended, known by its operation id.
+
+    Nothing ends it but itself, a signal, its deadline or its sandbox's end; a handle may be
+    dropped and had again with `attach`.
+    """
+
+    def __init__(self, core: SandboxCore, runner: AsyncRunner, operation_id: str) -> None:
+        self._core, self._runner = core, runner
+        self.operation_id = operation_id
+        """What `attach` takes."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.operation_id} in {self._core.id}>"
+
+    async def wait(self) -> ExecResult:
+        """Return how it ended, once it has, whoever still holds its pipes."""
+        return await self._runner.run(self._core.wait(self.operation_id))
+
+    async def poll(self) -> ExecResult | None:
+        """Return how it ended, or None while it runs."""
+        return await self._runner.run(self._core.poll(self.operation_id))
+
+    async def read(
+        self,
+        stream: Stream = "stdout",
+        cursor: int = 0,
+        *,
+        max_bytes: int = MIB,
+        wait: bool = True,
+    ) -> OutputChunk:
+        """Return output from a byte offset on; `chunk.next_cursor` is what to ask for next.
+
+        With `wait`, at least one byte or the end. `chunk.dropped_bytes` says what the spool no
+        longer has.
+        """
+        return await self._runner.run(
+            self._core.read(self.operation_id, stream, cursor, max_bytes, wait)
+        )
+
+    def output(self, cursors: Mapping[Stream, int] | None = None) -> AsyncIterator[OutputChunk]:
+        """Iterate both streams as they come, from the start or from cursors, until it ends."""
+        return self._runner.iterate(self._core.output(self.operation_id, cursors))
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        return self.output()
+
+    async def write_stdin(self, data: bytes | str) -> None:
+        """Write all of `data`, waiting while the pipe is full.
+
+        Raises:
+            InvalidRequestError: stdin was not asked to be open.
+            BrokenPipeError: nobody reads.
+        """
+        await self._runner.run(self._core.write_stdin(self.operation_id, encoded(data)))
+
+    async def close_stdin(self) -> None:
+        """Give it end of file. Twice is fine."""
+        await self._runner.run(self._core.close_stdin(self.operation_id))
+
+    async def signal(self, signal: int | str, scope: SignalScope | str = SignalScope.GROUP) -> int:
+        """Send a signal by number or name; return how many processes it reached.
+
+        Args:
+            signal: 15, `TERM` or `SIGTERM`.
+            scope: `leader`, `group`, `tree` (daemonised ones too) or `children`.
+        """
+        number = signal_number(signal)
+        where = SignalScope(scope)
+        return await self._runner.run(self._core.signal(self.operation_id, number, where))
+
+    async def kill(self) -> ExecResult:
+        """Kill it and everything that it started; return how it ended."""
+        return await self._runner.run(self._core.kill(self.operation_id))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Set the size of its terminal."""
+        await self._runner.run(self._core.resize(self.operation_id, rows, cols))
+
+    async def forget(self) -> None:
+        """Let the node drop its kept output. What it left running goes on."""
+        await self._runner.run(self._core.forget(self.operation_id))
+
+
+class AsyncOutputStream:
+    """A command in the foreground: iterate its output, then ask for `result`.
+
+    Leaving the loop early, or the `with` block, kills the command and all that it started.
+    """
+
+    def __init__(self, runner: AsyncRunner, streaming: Streaming) -> None:
+        self._streaming = streaming
+        self._chunks: AsyncGenerator[OutputChunk, None] = runner.iterate(streaming.run())
+
+    @property
+    def operation_id(self) -> str:
+        """The operation that the command is."""
+        return self._streaming.operation_id
+
+    @property
+    def result(self) -> ExecResult:
+        """How it ended.
+
+        Raises:
+            InvalidRequestError: it has not been iterated to its end.
+        """
+        if self._streaming.result is None:
+            raise InvalidRequestError("the output has not been iterated to its end yet")
+        return self._streaming.result
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        return self._chunks
+
+    async def close(self) -> None:
+        """Stop: kill the command if it still runs."""
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

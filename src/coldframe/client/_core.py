@@ -1,0 +1,196 @@
+"""What both SDKs do, written once for the event loop: clients, execs, streams of output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal as signals
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from coldframe.protocol.errors import ClientClosedError, ColdframeError
+from coldframe.protocol.models import (
+    Capabilities,
+    ExecRequest,
+    ExecResult,
+    Ledger,
+    OutputChunk,
+    SandboxInfo,
+    SandboxSpec,
+    SignalScope,
+    Stream,
+)
+
+if TYPE_CHECKING:
+    from coldframe.client._link import NodeLink, NodeOpener
+
+READ_BYTES = 1 << 18
+"""How much one read of output asks for."""
+
+
+class ClientCore:
+    """One client: its link to a node, and the sandboxes that it made."""
+
+    def __init__(self, opener: NodeOpener) -> None:
+        self._opener = opener
+        self._link: NodeLink | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._made: dict[str, None] = {}
+
+    async def link(self) -> NodeLink:
+        """Return the link, opened on the first use.
+
+        Raises:
+            ClientClosedError: the client was closed.
+        """
+        if self._link is not None and not self._closed:
+            return self._link
+        async with self._opening:
+            if self._closed:
+                raise ClientClosedError("this client is closed")
+            if self._link is None:
+                self._link = await self._opener()
+            return self._link
+
+    async def close(self) -> None:
+        """Delete the sandboxes that this client made, then let the node go."""
+        async with self._opening:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            deletions = [link.delete(sandbox_id) for sandbox_id in self._made]
+            outcomes = await asyncio.gather(*deletions, return_exceptions=True)
+        finally:
+            await link.close()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ColdframeError):
+                raise outcome
+
+    async def create(self, spec: SandboxSpec, operation_id: str | None) -> SandboxInfo:
+        link = await self.link()
+        info = await link.create_sandbox(spec, operation_id=operation_id)
+        self._made[info.id] = None
+        return info
+
+    async def get(self, id_or_name: str) -> SandboxInfo:
+        return await (await self.link()).get(id_or_name)
+
+    async def list(self, labels: Mapping[str, str] | None) -> tuple[SandboxInfo, ...]:
+        return await (await self.link()).list(labels)
+
+    async def delete(self, sandbox_id: str) -> None:
+        await (await self.link()).delete(sandbox_id)
+        self._made.pop(sandbox_id, None)
+
+    async def ledger(self) -> Ledger:
+        return await (await self.link()).ledger()
+
+    async def capabilities(self) -> Capabilities:
+        return (await self.link()).capabilities()
+
+    async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        """Run a command to its end; when the caller is cancelled, so is the command."""
+        link = await self.link()
+        try:
+            return await link.exec(sandbox_id, request)
+        except asyncio.CancelledError:
+            await kill_quietly(link, request.operation_id)
+            raise
+
+
+async def kill_quietly(link: NodeLink, operation_id: str | None) -> None:
+    """Kill a command that nobody waits for any more; that it has ended already is fine."""
+    if operation_id is not None:
+        with contextlib.suppress(ColdframeError):
+            await link.signal(operation_id, signals.SIGKILL, SignalScope.TREE)
+
+
+class Streaming:
+    """A foreground command whose output is yielded as it comes; then `result` is set."""
+
+    def __init__(self, core: ClientCore, sandbox_id: str, request: ExecRequest) -> None:
+        self._core, self._sandbox_id, self._request = core, sandbox_id, request
+        self.operation_id = request.operation_id or ""
+        self.result: ExecResult | None = None
+
+    async def run(self) -> AsyncIterator[OutputChunk]:
+        """Yield the chunks of both streams; a caller that stops early ends the command."""
+        link = await self._core.link()
+        try:
+            await link.start_exec(self._sandbox_id, self._request)
+            async for chunk in merged(link, self.operation_id):
+                yield chunk
+            self.result = await link.wait_exec(self.operation_id)
+        finally:
+            if self.result is None:
+                await kill_quietly(link, self.operation_id)
+
+
+async def merged(
+    link: NodeLink, operation_id: str, cursors: Mapping[Stream, int] | None = None
+) -> AsyncIterator[OutputChunk]:
+    """Yield stdout and stderr as they come, until the command has ended and all is read.
+
+    Ends with the command, whoever still holds its pipes. Each stream is read at most one
+    chunk ahead of the caller.
+    """
+    at: dict[Stream, int] = {"stdout": 0, "stderr": 0, **(cursors or {})}
+    reads = {stream: _reading(link, operation_id, stream, at[stream]) for stream in at}
+    ended = asyncio.ensure_future(link.wait_exec(operation_id))
+    try:
+        while reads and not ended.done():
+            await asyncio.wait({*reads.values(), ended}, return_when=asyncio.FIRST_COMPLETED)
+            for stream, read in list(reads.items()):
+                if not read.done():
+                    continue
+                chunk = read.result()
+                at[stream] = chunk.next_cursor
+                if chunk.data or chunk.dropped_bytes:
+                    yield chunk
+                if chunk.eof:
+                    del reads[stream]
+                else:
+                    reads[stream] = _reading(link, operation_id, stream, at[stream])
+        result = await ended
+    finally:
+        await _cancel({*reads.values(), ended})
+    totals: dict[Stream, int] = {
+        "stdout": result.out.total_bytes,
+        "stderr": result.err.total_bytes,
+    }
+    for stream, end in totals.items():
+        async for chunk in between(link, operation_id, stream, at[stream], end):
+            yield chunk
+
+
+async def between(
+    link: NodeLink, operation_id: str, stream: Stream, cursor: int, end: int
+) -> AsyncIterator[OutputChunk]:
+    """Yield what lies from `cursor` up to `end`; all of it is in the spool or dropped."""
+    while cursor < end:
+        wanted = min(READ_BYTES, end - cursor)
+        chunk = await link.read_output(operation_id, stream, cursor, wanted, False)
+        if chunk.offset >= end or chunk.next_cursor == cursor:
+            yield OutputChunk(stream=stream, offset=end, data=b"", dropped_bytes=end - cursor)
+            return
+        cursor = chunk.next_cursor
+        yield chunk
+
+
+def _reading(
+    link: NodeLink, operation_id: str, stream: Stream, cursor: int
+) -> asyncio.Task[OutputChunk]:
+    return asyncio.ensure_future(_read(link, operation_id, stream, cursor))
+
+
+async def _read(link: NodeLink, operation_id: str, stream: Stream, cursor: int) -> OutputChunk:
+    return await link.read_output(operation_id, stream, cursor, READ_BYTES, True)
+
+
+async def _cancel(tasks: set[asyncio.Task[OutputChunk] | asyncio.Task[ExecResult]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,104 @@
+"""What both SDKs ask of one sandbox and its commands, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal as signals
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from coldframe.client._core import merged
+from coldframe.protocol.models import (
+    ExecRequest,
+    ExecResult,
+    Fingerprint,
+    OutputChunk,
+    ProcessInfo,
+    SandboxInfo,
+    SignalScope,
+    Stream,
+)
+
+if TYPE_CHECKING:
+    from coldframe.client._core import ClientCore
+    from coldframe.runtimes.base import FileAccess
+
+
+class SandboxCore:
+    """One sandbox of a client. Every method raises what the node's of the same name does."""
+
+    def __init__(self, client: ClientCore, sandbox_id: str) -> None:
+        self._client, self.id = client, sandbox_id
+
+    async def files(self) -> FileAccess:
+        return (await self._client.link()).files(self.id)
+
+    async def info(self) -> SandboxInfo:
+        return await self._client.get(self.id)
+
+    async def renew(self, ttl_s: float | None) -> SandboxInfo:
+        return await (await self._client.link()).renew(self.id, ttl_s)
+
+    async def fingerprint(self) -> Fingerprint:
+        return await (await self._client.link()).fingerprint(self.id)
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        return await (await self._client.link()).processes(self.id)
+
+    async def kill_processes(self, operation_id: str | None) -> tuple[ProcessInfo, ...]:
+        return await (await self._client.link()).kill_processes(self.id, operation_id)
+
+    async def listening_ports(self) -> tuple[int, ...]:
+        return await (await self._client.link()).listening_ports(self.id)
+
+    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await (await self._client.link()).connect(self.id, port)
+
+    # --- commands in the background ---------------------------------------------------
+
+    async def start(self, request: ExecRequest) -> str:
+        return await (await self._client.link()).start_exec(self.id, request)
+
+    async def wait(self, operation_id: str) -> ExecResult:
+        return await (await self._client.link()).wait_exec(operation_id)
+
+    async def poll(self, operation_id: str) -> ExecResult | None:
+        """Return the result if the command has ended, else None."""
+        ended = asyncio.ensure_future(self.wait(operation_id))
+        await asyncio.wait({ended}, timeout=0)
+        if ended.done():
+            return ended.result()
+        ended.cancel()
+        await asyncio.wait({ended})
+        return None
+
+    async def read(
+        self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool
+    ) -> OutputChunk:
+        link = await self._client.link()
+        return await link.read_output(operation_id, stream, cursor, max_bytes, wait)
+
+    async def output(
+        self, operation_id: str, cursors: Mapping[Stream, int] | None
+    ) -> AsyncIterator[OutputChunk]:
+        async for chunk in merged(await self._client.link(), operation_id, cursors):
+            yield chunk
+
+    async def write_stdin(self, operation_id: str, data: bytes) -> None:
+        await (await self._client.link()).write_stdin(operation_id, data)
+
+    async def close_stdin(self, operation_id: str) -> None:
+        await (await self._client.link()).close_stdin(operation_id)
+
+    async def signal(self, operation_id: str, signum: int, scope: SignalScope) -> int:
+        return await (await self._client.link()).signal(operation_id, signum, scope)
+
+    async def kill(self, operation_id: str) -> ExecResult:
+        await self.signal(operation_id, signals.SIGKILL, SignalScope.TREE)
+        return await self.wait(operation_id)
+
+    async def resize(self, operation_id: str, rows: int, cols: int) -> None:
+        await (await self._client.link()).resize(operation_id, rows, cols)
+
+    async def forget(self, operation_id: str) -> None:
+        await (await self._client.link()).forget(operation_id)

@@ -1,0 +1,92 @@
+"""What the SDK needs of a node: the one place where another way to reach one plugs in.
+
+The node in this process (`_open.py`) is the first; a node behind a socket or a URL is another
+object with these methods and nothing else in this room changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from coldframe.protocol.models import (
+        Capabilities,
+        ExecRequest,
+        ExecResult,
+        Fingerprint,
+        Ledger,
+        OutputChunk,
+        ProcessInfo,
+        SandboxInfo,
+        SandboxSpec,
+        SignalScope,
+        Stream,
+    )
+    from coldframe.runtimes.base import FileAccess
+
+
+class NodeLink(Protocol):
+    """A node that is open. What each method promises stands in `coldframe.node.node.Node`."""
+
+    async def close(self) -> object: ...
+
+    def capabilities(self) -> Capabilities: ...
+
+    async def ledger(self) -> Ledger: ...
+
+    async def create_sandbox(
+        self, spec: SandboxSpec, *, operation_id: str | None = None
+    ) -> SandboxInfo: ...
+
+    async def get(self, id_or_name: str, /) -> SandboxInfo: ...
+
+    async def list(self, labels: Mapping[str, str] | None = None, /) -> tuple[SandboxInfo, ...]: ...
+
+    async def delete(self, sandbox_id: str, /) -> SandboxInfo: ...
+
+    async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo: ...
+
+    async def exec(self, sandbox_id: str, request: ExecRequest, /) -> ExecResult: ...
+
+    async def start_exec(self, sandbox_id: str, request: ExecRequest, /) -> str: ...
+
+    async def wait_exec(self, operation_id: str, /) -> ExecResult: ...
+
+    async def read_output(
+        self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool, /
+    ) -> OutputChunk: ...
+
+    async def write_stdin(self, operation_id: str, data: bytes, /) -> None: ...
+
+    async def close_stdin(self, operation_id: str, /) -> None: ...
+
+    async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int: ...
+
+    async def resize(self, operation_id: str, rows: int, cols: int, /) -> None: ...
+
+    async def mark(self, operation_id: str, /) -> tuple[int, int]: ...
+
+    async def forget(self, operation_id: str, /) -> None: ...
+
+    def files(self, sandbox_id: str, /) -> FileAccess: ...
+
+    async def connect(
+        self, sandbox_id: str, port: int, /
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+    async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]: ...
+
+    async def listening_ports(self, sandbox_id: str, /) -> tuple[int, ...]: ...
+
+    async def kill_processes(
+        self, sandbox_id: str, operation_id: str | None = None, /
+    ) -> tuple[ProcessInfo, ...]: ...
+
+    async def fingerprint(self, sandbox_id: str, /) -> Fingerprint: ...
+
+
+NodeOpener: TypeAlias = Callable[[], Awaitable[NodeLink]]
+"""Opens a node on the running event loop; called once per client, on the first use."""

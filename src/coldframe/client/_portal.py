@@ -1,0 +1,259 @@
+"""How the synchronous SDK runs its core: on one event loop in one background thread.
+
+Any number of threads may call at once. A caller waits on a lock, so a signal such as Ctrl-C
+interrupts it; the work is then cancelled, and has ended when the exception leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import os
+import queue
+import socket
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from coldframe.client._content import Content, pieces_of, sync_pieces, whole_bytes
+from coldframe.client._relay import relay
+from coldframe.client._runner import AsyncConnection, close_source, closed_message
+from coldframe.protocol.errors import ClientClosedError, InvalidRequestError
+
+T = TypeVar("T")
+
+Connection: TypeAlias = socket.socket
+"""A TCP connection into a sandbox."""
+
+_END = object()
+
+
+class _Call(Generic[T]):
+    """One piece of work on the loop, and the lock that its caller waits on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self._loop, self._work = loop, work
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[T] | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self.on_end: Callable[[], None] | None = None
+
+    def submit(self) -> None:
+        self._loop.call_soon_threadsafe(self._start)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work, context=self._context)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        self._ended.release()
+        if self.on_end is not None:
+            self.on_end()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the work and wait until it has ended."""
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._ended.acquire()
+
+    def result(self) -> T:
+        try:
+            self._ended.acquire()
+        except BaseException:
+            self.cancel()
+            raise
+        assert self._task is not None
+        try:
+            return self._task.result()
+        except asyncio.CancelledError:
+            raise ClientClosedError("the client was closed during the call") from None
+
+
+class Portal:
+    """Runs coroutines for synchronous callers. Its twin is `AsyncRunner`."""
+
+    def __init__(self, final: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._final = final
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns.
+
+        Raises:
+            ClientClosedError: after or during `close`, or in a forked child.
+            InvalidRequestError: called from the portal's own thread, which would never end.
+        """
+        return self._submit(work).result()
+
+    def _submit(
+        self, work: Coroutine[Any, Any, T], on_end: Callable[[], None] | None = None
+    ) -> _Call[T]:
+        try:
+            call = _Call(self._open_loop(), work)
+            call.on_end = on_end
+            call.submit()
+        except RuntimeError:
+            work.close()
+            raise ClientClosedError(closed_message(self._pid)) from None
+        except BaseException:
+            work.close()
+            raise
+        return call
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
+        if self._closed or os.getpid() != self._pid:
+            raise ClientClosedError(closed_message(self._pid))
+        if self._loop is None:
+            with self._guard:
+                if self._loop is None:
+                    self._loop = self._start_thread()
+        elif self._thread is threading.current_thread():
+            raise InvalidRequestError("a synchronous call from inside the client's own thread")
+        return self._loop
+
+    def _start_thread(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=_serve, args=(loop,), name="coldframe-client", daemon=True
+        )
+        self._thread.start()
+        _open_portals.add(self)
+        return loop
+
+    def run_with(
+        self, make: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]], content: Content
+    ) -> T:
+        """Run `make(pieces of content)`; iterables are iterated in the caller's thread."""
+        whole = whole_bytes(content)
+        if whole is not None:
+            return self.run(make(pieces_of(whole)))
+        wanted: queue.SimpleQueue[asyncio.Future[bytes | None] | None] = queue.SimpleQueue()
+        call = self._submit(make(_pulled(wanted)), on_end=lambda: wanted.put(None))
+        source = sync_pieces(content)
+        loop = self._open_loop()
+        try:
+            while (want := wanted.get()) is not None:
+                loop.call_soon_threadsafe(_give, want, next(source, None))
+        except BaseException:
+            call.cancel()
+            raise
+        return call.result()
+
+    def iterate(self, source: AsyncIterator[T]) -> Generator[T, None, None]:
+        """Yield what `source` yields, asking for one item at a time."""
+        try:
+            while (item := self.run(_next_or_end(source))) is not _END:
+                yield item  # type: ignore[misc]  # _END is the only thing that is not a T
+        finally:
+            self._close_source(source)
+
+    def _close_source(self, source: AsyncIterator[Any]) -> None:
+        if self._thread is not threading.current_thread():
+            with contextlib.suppress(ClientClosedError):
+                self.run(close_source(source))
+        elif self._loop is not None and not self._loop.is_closed():
+            # The garbage collector ran in the portal's thread: waiting would be for ourselves.
+            task = self._loop.create_task(close_source(source))
+            _closing.add(task)
+            task.add_done_callback(_closing.discard)
+
+    def connect(self, work: Coroutine[Any, Any, AsyncConnection]) -> Connection:
+        """Return a real socket that is relayed to the connection that `work` opens."""
+        return self.run(_relayed(work))
+
+    def close(self) -> None:
+        """Run the final work, then end the thread. Later calls do nothing."""
+        if os.getpid() != self._pid:
+            return
+        with self._guard:
+            if self._closed:
+                return
+            if self._loop is None or self._thread is None:
+                self._closed = True
+                return
+            call = _Call(self._loop, self._final())
+            call.submit()
+            self._closed = True
+        _open_portals.discard(self)
+        try:
+            call.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+async def _next_or_end(source: AsyncIterator[T]) -> T | object:
+    return await anext(source, _END)
+
+
+async def _pulled(
+    wanted: queue.SimpleQueue[asyncio.Future[bytes | None] | None],
+) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    while True:
+        want: asyncio.Future[bytes | None] = loop.create_future()
+        wanted.put(want)
+        piece = await want
+        if piece is None:
+            return
+        yield piece
+
+
+def _give(want: asyncio.Future[bytes | None], piece: bytes | None) -> None:
+    if not want.done():
+        want.set_result(piece)
+
+
+async def _relayed(work: Coroutine[Any, Any, AsyncConnection]) -> socket.socket:
+    reader, writer = await work
+    ours, theirs = socket.socketpair()
+    try:
+        task = asyncio.get_running_loop().create_task(
+            relay(reader, writer, *(await asyncio.open_connection(sock=ours)))
+        )
+    except BaseException:
+        writer.close()
+        ours.close()
+        theirs.close()
+        raise
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+    return theirs
+
+
+_closing: set[asyncio.Task[None]] = set()
+_open_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for portal in list(_open_portals):
+        portal.close()
+
+
+# Before the executors of asyncio are shut, which atexit comes too late for: closing needs them.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)

@@ -1,0 +1,219 @@
+# Generated from _async/sandbox.py; do not edit.
+"""One sandbox: commands, sessions, files, ports, its lease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from coldframe.client._core import Streaming
+from coldframe.client._inside import SandboxCore
+from coldframe.client._patching import Patched, apply_patch
+from coldframe.client._requests import Command, Env, ExecOptions, exec_request
+from coldframe.client._sessions import SessionCore, session_request
+from coldframe.client._sync.files import Files
+from coldframe.client._sync.process import OutputStream, Process
+from coldframe.client._sync.session import Session
+from coldframe.protocol.models import MIB, ExecResult, Fingerprint, ProcessInfo, SandboxInfo
+
+if TYPE_CHECKING:
+    from coldframe.client._core import ClientCore
+    from coldframe.client._portal import Connection, Portal
+
+
+class Sandbox:
+    """One sandbox. Leaving its `with` block deletes it."""
+
+    def __init__(self, core: ClientCore, runner: Portal, info: SandboxInfo) -> None:
+        self._client, self._portal, self._info = core, runner, info
+        self._core = SandboxCore(core, info.id)
+        self.files = Files(self._core, runner)
+        """The sandbox's files."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self._info.spec.image} {self._info.state}>"
+
+    @property
+    def id(self) -> str:
+        """`sb-NODE-RANDOM`."""
+        return self._info.id
+
+    @property
+    def name(self) -> str | None:
+        """The name that it was given."""
+        return self._info.spec.name
+
+    @property
+    def info(self) -> SandboxInfo:
+        """What was last heard of it; `refresh` asks again."""
+        return self._info
+
+    def refresh(self) -> SandboxInfo:
+        """Ask the node what it knows of the sandbox now."""
+        self._info = self._portal.run(self._client.get(self.id))
+        return self._info
+
+    def renew(self, ttl_s: float | None) -> SandboxInfo:
+        """Let the lease end so many seconds from now; None: never."""
+        self._info = self._portal.run(self._core.renew(ttl_s))
+        return self._info
+
+    def delete(self) -> None:
+        """End it; nothing of it is left when this returns. Twice is fine."""
+        self._portal.run(self._client.delete(self.id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.delete()
+
+    # --- commands ---------------------------------------------------------------------
+
+    def exec(self, command: Command, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command to its end; what it started may live on and is listed in the result.
+
+        Text is a command line for the shell; a list is argv and is never joined. Interrupting
+        or cancelling the call kills the command and all that it started. The options are those
+        of `ExecOptions`: cwd, env, user, stdin, deadline_s (default 300), window_bytes,
+        spool_bytes, kill_bytes, pty, shell, operation_id, expected_version.
+
+        Raises:
+            NotExecutedError and its kin: it was not started; which program, user, directory.
+            SandboxGoneError, SandboxStateError: the sandbox takes no commands.
+            ConflictError: the sandbox is not at `expected_version`.
+            OperationMismatchError, OperationExpiredError: `operation_id` cannot be used again.
+            SpawnerLostError: it may have run.
+        """
+        request = exec_request(command, **options)
+        return self._portal.run(self._client.exec(self.id, request))
+
+    def stream(self, command: Command, **options: Unpack[ExecOptions]) -> OutputStream:
+        """Run a command and iterate its output as it comes; see `AsyncOutputStream`.
+
+        The command starts with the iteration, which raises as `exec`.
+        """
+        request = exec_request(command, **options)
+        return OutputStream(self._portal, Streaming(self._client, self.id, request))
+
+    def start(
+        self, command: Command, *, stdin_open: bool = False, **options: Unpack[ExecOptions]
+    ) -> Process:
+        """Start a command and go on. It has no deadline unless one is given.
+
+        Args:
+            command: as in `exec`.
+            stdin_open: keep its stdin open for `write_stdin`; a terminal's always is.
+            options: as in `exec`.
+        Raises:
+            What `exec` raises.
+        """
+        options.setdefault("deadline_s", None)
+        if options.get("pty"):
+            stdin_open = True
+        request = exec_request(command, stdin_open=stdin_open, **options)
+        operation_id = self._portal.run(self._core.start(request))
+        return Process(self._core, self._portal, operation_id)
+
+    def attach(self, operation_id: str) -> Process:
+        """Return the handle of a command that runs or ran; its output is read from a cursor.
+
+        Raises:
+            OperationNotFoundError, OperationExpiredError: it is not known any more.
+        """
+        self._portal.run(self._core.poll(operation_id))
+        return Process(self._core, self._portal, operation_id)
+
+    def session(
+        self,
+        shell: str = "/bin/sh",
+        *,
+        env: Env | None = None,
+        cwd: str | bytes | None = None,
+        user: str | int | None = None,
+        window_bytes: int = MIB,
+        spool_bytes: int = 64 * MIB,
+    ) -> Session:
+        """Start a shell that keeps its directory, variables and functions between commands.
+
+        Args:
+            shell: any POSIX shell of the image.
+            env: merged over the sandbox's; a null value removes.
+            cwd: where it starts; None: the sandbox's workdir.
+            user: None: the sandbox's.
+            window_bytes: per stream, how much of a command's output its result carries.
+            spool_bytes: per stream, how much of the session's output is kept on the node.
+        Raises:
+            NotExecutedError and its kin: it was not started.
+            SessionEndedError: it is not a POSIX shell.
+        """
+        request = session_request(shell, env=env, cwd=cwd, user=user, spool_bytes=spool_bytes)
+        session = SessionCore(self._client, self.id, request, window_bytes)
+        self._portal.run(session.start())
+        return Session(session, self._portal)
+
+    # --- files ------------------------------------------------------------------------
+
+    def apply_patch(
+        self,
+        patch: str | bytes,
+        base_sha256: Mapping[str, str] | None = None,
+        *,
+        root: str | None = None,
+        strip: int = 1,
+    ) -> Patched:
+        """Apply a unified diff, all of it or nothing. Needs no program in the image.
+
+        Hunks must fit exactly where they say: nothing is guessed. New files, deletions, renames,
+        copies and mode changes as git writes them are understood; binary patches, links and
+        submodules are refused.
+
+        Args:
+            patch: one or more files' changes.
+            base_sha256: digests (hex) of files, by their path in the patch; what differs
+                refuses the patch.
+            root: the directory that the patch's paths are in; None: the sandbox's workdir.
+            strip: how many leading parts of the paths to leave out, as `patch -p`.
+        Raises:
+            StaleBaseError: a file is not what `base_sha256` says, or changed meanwhile.
+            PatchError: it is malformed or does not fit; the message names file, hunk and line.
+            FileError: reading or writing failed. No file is changed in any of these cases.
+        """
+        where = root or self._info.workdir
+        return self._portal.run(
+            apply_patch(self._core, patch, base_sha256, root=where, strip=strip)
+        )
+
+    def fingerprint(self) -> Fingerprint:
+        """Digest files, processes, ports, users, limits and network policy."""
+        return self._portal.run(self._core.fingerprint())
+
+    # --- processes, ports -------------------------------------------------------------
+
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        """All processes but pid 1, each with the operation that started it where known."""
+        return self._portal.run(self._core.processes())
+
+    def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
+        """Kill all of one command, or everything but pid 1; return what is dead now."""
+        return self._portal.run(self._core.kill_processes(operation_id))
+
+    def listening_ports(self) -> tuple[int, ...]:
+        """TCP ports that something in the sandbox listens on."""
+        return self._portal.run(self._core.listening_ports())
+
+    def connect(self, port: int) -> Connection:
+        """Connect to a TCP port of the sandbox, from within; the caller closes what it gets.
+
+        A pair of stream reader and writer in the asynchronous SDK, a socket in the other.
+
+        Raises:
+            PortUnreachableError: nothing accepts connections there.
+        """
+        return self._portal.connect(self._core.connect(port))
