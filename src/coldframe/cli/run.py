@@ -40,7 +40,7 @@ class _Plan:
     sandbox: dict[str, Any] = field(default_factory=dict)
 
 
-def run(  # noqa: PLR0917 - each is an option of the command
+def run(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest; see image ls.")],
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- CMD...", help="Program and arguments.")
@@ -164,6 +164,7 @@ def exit_code(result: ExecResult, deadline_s: float | None) -> int:
 def describe(result: ExecResult) -> dict[str, Any]:
     """Return a result as plain JSON values: output as text, its whole by length and digest."""
     value: dict[str, Any] = result.model_dump(mode="json", exclude={"out", "err"})
+    value["returncode"] = result.returncode
     for name, output in (("stdout", result.out), ("stderr", result.err)):
         value[name] = output.window.decode("utf-8", "replace")
         value[f"{name}_bytes"] = output.total_bytes
