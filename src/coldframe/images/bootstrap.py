@@ -311,8 +311,9 @@ def _environment() -> dict[str, str]:
 
 def _why(program: str, code: int, log: str) -> str:
     log = without_passwords(log)
-    reasons = [line for line in log.splitlines() if line.startswith(("E:", "Err:"))]
-    shown = "; ".join(reasons[:3]) or log[-300:].strip() or "it gave no reason"
+    lines = [line for line in log.splitlines() if line.startswith(("E: ", "Err:"))]
+    reasons = [line for line in lines if line.startswith("E: ")] or lines
+    shown = "; ".join(reasons[:2]) or log[-300:].strip() or "it gave no reason"
     if _OFFLINE.search(log):
         return f"no network: apt cannot reach its mirror ({shown})"
     return f"{program} failed with exit code {code}: {shown}"

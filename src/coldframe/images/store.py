@@ -26,7 +26,12 @@ from coldframe.images.base import Image, ImageConfig
 from coldframe.images.digest import TreeDigest, digest_tree, strip_foreign_xattrs
 from coldframe.images.locks import locked, try_lock
 from coldframe.images.trees import NO_SPACE, remove_tree
-from coldframe.protocol.errors import ImageError, ImageNotFoundError, StorageFullError
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ImageError,
+    ImageNotFoundError,
+    StorageFullError,
+)
 
 
 @dataclass(frozen=True)
@@ -276,10 +281,15 @@ class ImageStore:
 
     def _prepare(self) -> None:
         """Make the directories. The root is closed to others: layers hold set-user-id files."""
-        with _full_disk_named():
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in (self.layers_directory, self._refs, self._cache, self._tmp):
-                path.mkdir(mode=0o755, exist_ok=True)
+        try:
+            with _full_disk_named():
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for path in (self.layers_directory, self._refs, self._cache, self._tmp):
+                    path.mkdir(mode=0o755, exist_ok=True)
+        except PermissionError as error:
+            raise CapabilityError(
+                f"images cannot be kept in {self.root}: {error.strerror}; run as root"
+            ) from error
 
     def _ref(self, name: str) -> Path:
         return self._refs / names.file_name(name)

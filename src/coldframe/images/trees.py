@@ -121,8 +121,8 @@ def open_file(entry: Entry) -> int:
 def remove_tree(path: Path) -> None:
     """Remove a file or tree, however deep; a missing one is fine.
 
-    Directories are moved up beside the root before they are emptied, so depth costs nothing
-    and a removal that was killed can be taken up again.
+    Directories are moved up beside the root before they are emptied, so depth costs nothing,
+    a removal that was killed can be taken up again, and two may run at once.
     """
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
@@ -132,42 +132,48 @@ def remove_tree(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        while _empty(top):
-            pass
+        while not _remove_emptied(path):
+            _empty(top)
     finally:
         os.close(top)
-    with suppress(FileNotFoundError):
+
+
+def _remove_emptied(path: Path) -> bool:
+    try:
         path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
 
 
-def _empty(top: int) -> bool:
-    """Unlink what lies in `top`, lifting grandchildren that are directories; True to go on."""
-    again = False
+def _empty(top: int) -> None:
+    """Unlink what lies in `top`; what lay in its directories and is one comes up instead."""
     for name in _names(top):
-        try:
-            os.unlink(name, dir_fd=top)
-            continue
-        except FileNotFoundError:
-            continue
-        except (IsADirectoryError, PermissionError) as error:
-            if error.errno not in (errno.EISDIR, errno.EPERM):
-                raise
-        again = _lift(top, name) or again
-    return again
+        with suppress(FileNotFoundError):
+            if _is_directory(top, name):
+                _lift(top, name)
+            else:
+                os.unlink(name, dir_fd=top)
 
 
-def _lift(top: int, name: bytes) -> bool:
-    """Empty one directory of `top` into it and remove it; True if directories came up."""
+def _lift(top: int, name: bytes) -> None:
+    """Remove one directory of `top`, moving the directories in it up into `top`."""
     fd = os.open(name, DIRECTORY, dir_fd=top)
-    lifted = False
     try:
         for child in _names(fd):
-            if stat.S_ISDIR(os.stat(child, dir_fd=fd, follow_symlinks=False).st_mode):
-                os.rename(child, secrets.token_hex(12), src_dir_fd=fd, dst_dir_fd=top)
-                lifted = True
-            else:
-                os.unlink(child, dir_fd=fd)
+            with suppress(FileNotFoundError):
+                if _is_directory(fd, child):
+                    os.rename(child, secrets.token_hex(12), src_dir_fd=fd, dst_dir_fd=top)
+                else:
+                    os.unlink(child, dir_fd=fd)
     finally:
         os.close(fd)
     os.rmdir(name, dir_fd=top)
-    return lifted
+
+
+def _is_directory(fd: int, name: bytes) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
