@@ -9,7 +9,7 @@ import threading
 import time
 
 ADDRESS = ("127.0.0.1", 7070)
-PATIENCE = 10.0
+PATIENCE = 6.0
 
 
 class Wrong(Exception):
