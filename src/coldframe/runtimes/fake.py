@@ -243,13 +243,16 @@ class FakeSandbox:
             return WorkdirNotFoundError(f"working directory {plan.request.cwd!r}: {text}")
         if number == errno.E2BIG:
             return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
-        if number in (errno.ENOENT, errno.ENOTDIR) and not any(
-            Path(os.fsdecode(path)).exists() for path in plan.paths
-        ):
+        if number in (errno.ENOENT, errno.ENOTDIR) and not self._has_program(plan):
             if plan.request.command is not None:
                 return ShellNotFoundError(f"no shell {program!r} in the sandbox; pass argv instead")
             return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
         return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
+
+    def _has_program(self, plan: _Plan) -> bool:
+        """Whether any of the paths that were tried is there; relative ones lie below cwd."""
+        below = self.directory / os.fsdecode(plan.cwd).lstrip("/")
+        return any((below / os.fsdecode(path)).exists() for path in plan.paths)
 
     # --- processes, ports -------------------------------------------------------------
 
@@ -340,7 +343,10 @@ def _listeners() -> list[tuple[int, str]]:
 
 
 class FakeRuntime:
-    """See `Runtime`. `base` is made below the system's temporary directory unless given."""
+    """See `Runtime`. Sandboxes live below `base`, by default the system's temporary directory."""
+
+    sandbox_class: type[FakeSandbox] = FakeSandbox
+    """Tests of the rooms above put one that fails in its place."""
 
     def __init__(self, base: Path | None = None) -> None:
         self._given_base = base
@@ -420,7 +426,7 @@ class FakeRuntime:
             )
         if sandbox_id in self._sandboxes:
             raise CreateError(f"sandbox {sandbox_id!r} exists already")
-        sandbox = FakeSandbox(self, sandbox_id, spec, image)
+        sandbox = self.sandbox_class(self, sandbox_id, spec, image)
         try:
             sandbox.make_tree()
             sandbox.open_tree()

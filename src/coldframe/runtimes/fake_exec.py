@@ -138,6 +138,7 @@ class FakeExec:
         self._readers: dict[int, Spool] = {}
         self._stdin: int | None = None
         self._stdin_lock = asyncio.Lock()
+        self._feeding: asyncio.Task[None] | None = None
         self._status: socket.socket | None = None
         self._leader: int | None = None
         self._supervisor: int | None = None
@@ -185,14 +186,14 @@ class FakeExec:
         if failure is not None:
             self._close()
         elif self._request.stdin is not None and self._stdin is not None:
-            self._spawn(self._feed(self._request.stdin))
+            self._feeding = self._loop.create_task(self._feed(self._request.stdin))
         return failure
 
     async def _feed(self, data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
-            await self.write_stdin(data)
+            await self._write(data)
         if not self._request.stdin_open:
-            await self.close_stdin()
+            self._close_stdin()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(coroutine)
@@ -378,8 +379,13 @@ class FakeExec:
 
     async def write_stdin(self, data: bytes) -> None:
         """See `RunningExec.write_stdin`."""
-        if not (self._request.stdin_open or self._request.stdin is not None or self._request.pty):
+        if not (self._request.stdin_open or self._request.pty):
             raise InvalidRequestError("stdin is closed: the request did not ask to keep it open")
+        if self._feeding is not None:  # what the request gave goes first
+            await asyncio.shield(self._feeding)
+        await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
         view = memoryview(data)
         async with self._stdin_lock:
             while view:
@@ -409,6 +415,8 @@ class FakeExec:
             with contextlib.suppress(OSError):
                 os.write(self._stdin, b"\x04")
             return
+        if self._feeding is not None:
+            await asyncio.shield(self._feeding)
         async with self._stdin_lock:
             self._close_stdin()
 

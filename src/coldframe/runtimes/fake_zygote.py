@@ -142,9 +142,11 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        data, fds, _, _ = socket.recv_fds(channel, 1, 7, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _, _ = socket.recv_fds(channel, 1, 7)
         if not data:
             break
+        for received in fds:
+            os.set_inheritable(received, False)
         if os.fork() == 0:
             channel.close()
             _supervise(fds)

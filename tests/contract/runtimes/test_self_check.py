@@ -1,0 +1,114 @@
+"""Every runtime keeps every promise of the seam."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coldframe.protocol.models import Capabilities, ExecRequest, SandboxSpec
+from coldframe.runtimes.fake import FakeImages, FakeRuntime, FakeSandbox
+from coldframe.runtimes.self_check import CHECKS, Check, run_check, run_self_check
+from coldframe.runtimes.self_check_lab import Checks, Lab, expect
+
+every_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+
+
+@pytest.fixture
+async def fake_runtime() -> AsyncIterator[FakeRuntime]:
+    """A started fake runtime."""
+    runtime = FakeRuntime()
+    await runtime.start()
+    yield runtime
+    await runtime.close()
+
+
+@every_check
+async def test_fake_runtime_keeps_promise(fake_runtime: FakeRuntime, check: Check) -> None:
+    """Tests of the rooms above stand on the fake: it must behave like the real one."""
+    outcome = await run_check(check, fake_runtime, FakeImages().resolve("any"))
+
+    if outcome.status == "skipped":
+        pytest.skip(outcome.detail)
+    assert outcome.status == "passed", outcome.detail
+
+
+def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
+    """A check that is skipped for another reason would hide a broken promise."""
+    stated = {"pty", "ports"}
+
+    skipped = {check.name for check in CHECKS if check.needs - stated}
+
+    assert skipped == {
+        "users_of_the_image_are_honoured",
+        "pid_one_cannot_be_killed_from_inside",
+        "processes_of_others_are_not_seen",
+        "memory_limit_is_enforced",
+        "process_limit_is_enforced",
+        "owners_are_the_sandboxes_own",
+        "pseudo_file_systems_are_refused",
+        "sandbox_that_dies_is_noticed",
+        "disk_limit_is_enforced",
+    }
+
+
+async def test_self_check_of_broken_runtime_names_what_is_broken() -> None:
+    """A suite that passes everything is worth nothing."""
+
+    class LosesExitCodes(FakeSandbox):
+        async def start_exec(self, request: ExecRequest, operation_id: str):  # type: ignore[no-untyped-def]
+            return await super().start_exec(
+                request.model_copy(update={"command": "true", "argv": None}), operation_id
+            )
+
+    class BrokenRuntime(FakeRuntime):
+        sandbox_class = LosesExitCodes
+
+    runtime = BrokenRuntime()
+    await runtime.start()
+    only = {"exit_code_and_streams_are_apart", "ranges_are_exact"}
+
+    report = await run_self_check(runtime, FakeImages().resolve("any"), only=only)
+
+    await runtime.close()
+    assert [outcome.name for outcome in report.failed] == ["exit_code_and_streams_are_apart"]
+    assert not report.ok
+    assert "1 passed, 1 failed, 0 skipped" in str(report)
+
+
+async def test_self_check_of_runtime_that_leaves_strays_fails(fake_runtime: FakeRuntime) -> None:
+    """A check passes only when nothing of its sandboxes is left."""
+    checks = Checks()
+
+    @checks()
+    async def leaves_one(lab: Lab) -> None:
+        lab.made.append("sb-aaaaaa-0000000001")
+        spec = SandboxSpec(image="any")
+        await lab.runtime.create("sb-aaaaaa-0000000001", spec, lab.image)
+        expect(True, "")
+
+    outcome = await run_check(checks.table[0], fake_runtime, FakeImages().resolve("any"))
+
+    assert outcome.status == "failed"
+    assert outcome.detail.startswith("left behind: directory ")
+
+
+async def test_self_check_without_capability_says_which(fake_runtime: FakeRuntime) -> None:
+    """The reader of a report must see what was not checked, and why."""
+    check = next(check for check in CHECKS if check.name == "memory_limit_is_enforced")
+
+    outcome = await run_check(check, fake_runtime, FakeImages().resolve("any"))
+
+    assert (outcome.status, outcome.detail) == (
+        "skipped",
+        "the runtime states no isolation, memory",
+    )
+
+
+async def test_fake_capabilities_promise_no_wall(fake_runtime: FakeRuntime) -> None:
+    """Nobody may take the fake for isolation."""
+    capabilities: Capabilities = fake_runtime.capabilities()
+
+    assert not capabilities.isolation
+    assert capabilities.limits == frozenset()
+    assert not capabilities.users
