@@ -78,7 +78,7 @@ def open_archive(path: Path) -> Iterator[Readable]:
         CapabilityError: it is zstd and there is no zstd program.
     """
     try:
-        file = path.open("rb")
+        file = path.open("rb", buffering=0)  # zstd reads the descriptor itself
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}") from error
     with file:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from coldframe.images.trees import remove_tree, walk
 
@@ -22,15 +25,23 @@ def _dig(root: Path, depth: int, name: str = "d" * 50) -> None:
     os.close(fd)
 
 
-def test_remove_tree_deeper_than_paths_and_stacks_leaves_nothing(tmp_path: Path) -> None:
-    """Agents make such trees; a recursive removal dies on them and leaks the disk."""
+@pytest.fixture
+def deep_tree(tmp_path: Path) -> Iterator[Path]:
+    """A tree of 3,000 levels, removed by our own means: pytest's dies on it."""
     tree = tmp_path / "tree"
     tree.mkdir()
-    _dig(tree, 3000)
+    try:
+        _dig(tree, 3000)
+        yield tree
+    finally:
+        remove_tree(tree)
 
-    remove_tree(tree)
 
-    assert not tree.exists()
+def test_remove_tree_deeper_than_paths_and_stacks_leaves_nothing(deep_tree: Path) -> None:
+    """Agents make such trees; a recursive removal dies on them and leaks the disk."""
+    remove_tree(deep_tree)
+
+    assert not deep_tree.exists()
 
 
 def test_remove_tree_with_links_out_leaves_their_targets(tmp_path: Path) -> None:
@@ -66,13 +77,12 @@ def test_walk_yields_every_entry_once_in_order_of_bytes(tmp_path: Path) -> None:
     assert paths == [b".", b"a", b"a/z", b"b", b"link", b"new\nline", b"\xff"]
 
 
-def test_walk_needs_one_descriptor_at_any_depth(tmp_path: Path) -> None:
+def test_walk_needs_one_descriptor_at_any_depth(deep_tree: Path) -> None:
     """A tree of 3,000 levels must not use up the node's descriptors."""
-    _dig(tmp_path, 3000)
     gc.collect()  # else garbage of other tests is closed while we count
     before = _open_descriptors()
 
-    most = max(_open_descriptors() for _ in walk(tmp_path))
+    most = max(_open_descriptors() for _ in walk(deep_tree))
 
     assert most <= before + 2
     assert _open_descriptors() == before
