@@ -84,6 +84,7 @@ class SessionCore:
         self._pending = b""
         self._code = 0
         self._count = 0
+        self._settled = True
         self._end: asyncio.Task[ExecResult] | None = None
 
     async def start(self) -> None:
@@ -147,12 +148,13 @@ class SessionCore:
         async with self._turn:
             if self.ended is not None or self._end is None:
                 raise SessionEndedError(self._ended_message())
+            self._settled = False
             try:
                 return await self._run(link, request, text, nonce)
-            except BaseException:
-                # Where the shell stands in its script is not known: it cannot be gone on with.
-                await self.kill()
-                raise
+            finally:
+                if not self._settled:
+                    # Where the shell stands in its script is not known: it cannot go on.
+                    await self.kill()
 
     def _text(self, request: ExecRequest, nonce: bytes) -> bytes:
         command = encoded(request.command or b"")
@@ -178,25 +180,38 @@ class SessionCore:
         }
         status = asyncio.ensure_future(self._answer(link, text, nonce))
         reader: asyncio.Task[None] | None = None
+        late = request.deadline_s
         try:
-            late = request.deadline_s
             if not await _done(status, SETTLE_S if late is None else min(SETTLE_S, late)):
                 reader = asyncio.ensure_future(self._follow(link, windows))
-            deadline = not await _done(
-                status, None if late is None else max(0.0, tick + late - time.monotonic())
-            )
+            left = None if late is None else max(0.0, tick + late - time.monotonic())
+            deadline = not await _done(status, left)
             if deadline:
                 await self._give_up(link, status)
             answer = await status
+        except asyncio.CancelledError:
+            await self._give_up(link, status)
+            await _stop(reader)
+            await self._settle(link, await status, windows)
+            raise
         finally:
             await _stop(status, reader)
+        await self._settle(link, answer, windows)
+        return self._result(request, answer, windows, (began, tick), deadline=deadline)
+
+    async def _settle(
+        self, link: NodeLink, answer: bytes | None, windows: Mapping[Stream, Window]
+    ) -> None:
+        """Take the output up to where the command ended, and know how the shell is."""
         if answer is None:
+            assert self._end is not None
             self.ended = await self._end
             totals = (self.ended.out.total_bytes, self.ended.err.total_bytes)
         else:
+            self._code = int(answer)
             totals = await link.mark(self.operation_id)
         await self._collect(link, windows, totals)
-        return self._result(request, answer, windows, (began, tick), deadline=deadline)
+        self._settled = True
 
     async def _answer(self, link: NodeLink, text: bytes, nonce: bytes) -> bytes | None:
         try:
@@ -270,7 +285,7 @@ class SessionCore:
         signal: int | None = None
         reason = Reason.EXIT
         if answer is not None:
-            self._code = code = int(answer)
+            code = int(answer)
         elif self.ended is not None:
             code, signal, reason = self.ended.exit_code, self.ended.signal, self.ended.reason
         if deadline:
