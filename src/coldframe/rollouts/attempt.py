@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Harness, Limits, ModelSettings, Outcome, Solution
 from coldframe.protocol import PROTOCOL_VERSION
-from coldframe.protocol.errors import ColdframeError, RunError, SandboxStateError
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ColdframeError,
+    RunError,
+    SandboxStateError,
+)
 from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.rollouts import verifier as grading
 from coldframe.rollouts.attribution import Phase, failure_of
@@ -251,7 +256,7 @@ class Attempt:
     async def _fingerprint(self, sandbox: AsyncSandbox, field_name: str) -> Fingerprint | None:
         try:
             return await sandbox.fingerprint()
-        except SandboxStateError as error:
+        except (CapabilityError, SandboxStateError) as error:
             self.unknown[field_name] = str(error)
             return None
 

@@ -35,6 +35,9 @@ CONFIG_SCHEMA = "coldframe.run/1"
 LOCK_SCHEMA = "coldframe.lock/1"
 _ATTEMPT = re.compile(r"(?P<task>[A-Za-z0-9_-]+)\.(?P<sample>[0-9]+)\.(?P<attempt>[0-9]+)")
 
+# What a process that was killed before it wrote config.json may have left.
+_BEGUN = frozenset({".lock", "attempts"})
+
 
 @dataclass(frozen=True)
 class AttemptKey:
@@ -68,8 +71,8 @@ class RunDirectory:
         Raises:
             RunError: another process holds it, or it is no place for a run.
         """
-        if not self.exists and self.root.exists() and any(self.root.iterdir()):
-            names = {one.name for one in self.root.iterdir()} - {".lock"}
+        if not self.exists and self.root.exists():
+            names = {one.name for one in self.root.iterdir()} - _BEGUN
             if names:
                 raise RunError(
                     f"{self.root}: not a run and not empty ({sorted(names)[0]} lies there); "
