@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from coldframe.images.base import Image
+from coldframe.images.base import BuildStep, Image
 from coldframe.node import fingerprints
 from coldframe.node.assembly import ImageResolver, assemble
+from coldframe.node.build import SandboxSteps
 from coldframe.node.execs import Execs
 from coldframe.node.files import GuardedFiles
 from coldframe.node.home import NodeHome
@@ -23,7 +25,7 @@ from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
 from coldframe.node.sandboxes import CloseReport, Sandboxes
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import ClientClosedError
+from coldframe.protocol.errors import CapabilityError, ClientClosedError
 from coldframe.protocol.ids import check_operation_id, new_node_id
 from coldframe.protocol.models import (
     Capabilities,
@@ -310,6 +312,36 @@ class Node:
             names = self._sandboxes.recent_ids()
             leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
         return self._sandboxes.count(leaks)
+
+    async def build_image(self, name: str, context: Path, **options: Any) -> Image:
+        """Build a Dockerfile into the node's store; options and errors as `images.build.build`.
+
+        Raises:
+            CapabilityError: the node's images are no store that can be built into.
+        """
+        self._require_open()
+        from coldframe.images.build import build
+        from coldframe.images.store import ImageStore
+
+        if not isinstance(self.images, ImageStore):
+            raise CapabilityError(
+                f"runtime {self.runtime.name!r} has no image store to build into; use native"
+            )
+        return await build(self.images, name, context, self.run_step, **options)
+
+    async def run_step(self, step: BuildStep) -> ExecResult:
+        """See `RunStep`: run one build step in a sandbox of this node."""
+        self._require_open()
+        steps = SandboxSteps(
+            begin=self._sandboxes.begin,
+            ready=self._sandboxes.made_or_undone,
+            run=self._run_in,
+            end=partial(self._sandboxes.end, expired=False),
+        )
+        return await steps(step)
+
+    async def _run_in(self, sandbox: Sandbox, request: ExecRequest) -> ExecResult:
+        return await asyncio.shield(self._execs.begin(sandbox, request).task)
 
     @asynccontextmanager
     async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[SandboxInfo]:
