@@ -60,6 +60,12 @@ def hierarchies(
     return found
 
 
+def mounts() -> list[Path]:
+    """Where every cgroup hierarchy is mounted, those without a use here too."""
+    mountinfo = Path("/proc/self/mountinfo").read_text()
+    return [mount for _, _, mount, _ in _cgroup_mounts(mountinfo)]
+
+
 def _cgroup_mounts(mountinfo: str) -> Iterator[tuple[str, str, Path, set[str]]]:
     """Yield (type, root, mount point, options) of each cgroup mount."""
     for line in mountinfo.splitlines():

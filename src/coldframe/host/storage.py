@@ -258,7 +258,15 @@ def require_space(directory: int, shown: str) -> None:
 
     Raises StorageFullError below 256 MiB or without free inodes.
     """
-    status = os.fstatvfs(directory)
+    _require_space(os.fstatvfs(directory), shown)
+
+
+def require_space_at(path: Path) -> None:
+    """As `require_space`, by path."""
+    _require_space(os.statvfs(path), str(path))
+
+
+def _require_space(status: os.statvfs_result, shown: str) -> None:
     free = status.f_bavail * status.f_frsize
     if free < _RESERVE_BYTES:
         raise StorageFullError(

@@ -1,0 +1,412 @@
+"""The native runtime: sandboxes of namespaces, made and driven by the spawner in C.
+
+One `NativeRuntime` belongs to one event loop and owns its node's directory, cgroups, uppers and
+spawner. What is left when it is killed is found and reaped by `coldframe.host.gc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from coldframe.host import census, gc
+from coldframe.host.cgroups import NodeCgroups, make_node_cgroups
+from coldframe.host.fsthreads import FileThreads
+from coldframe.host.idranges import IdRanges
+from coldframe.host.reaping import reap_cgroups
+from coldframe.host.removal import remove_tree
+from coldframe.host.rootfs import RootFiles
+from coldframe.host.roottree import RootTree
+from coldframe.host.spawner import (
+    Created,
+    CreateSpec,
+    SandboxGone,
+    Spawner,
+    SpawnerConfig,
+    SpawnerFault,
+)
+from coldframe.host.storage import open_storage, require_space_at
+from coldframe.host.wire import GoneCause
+from coldframe.images.base import Image
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ColdframeError,
+    CreateError,
+    InvalidRequestError,
+    SpawnerLostError,
+)
+from coldframe.protocol.models import Capabilities, SandboxSpec
+from coldframe.runtimes.native_request import Planner, create_error
+from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LEAK_GRACE_S = 3.0
+_LEAK_POLL_S = 0.02
+_HOSTNAME_LIMIT = 63
+_FILE_THREADS = 4
+
+
+class NativeRuntime:
+    """See `Runtime`. Needs root."""
+
+    def __init__(
+        self,
+        node_id: str,
+        layers: Path,
+        state: Path,
+        *,
+        storage: str = "auto",
+        workers: int = 2,
+        pools: Path | None = None,
+        binary: Path | None = None,
+    ) -> None:
+        """Nothing is touched before `start`.
+
+        Args:
+            node_id: names its sandboxes' ids and cgroups.
+            layers: the image store's directory of layers.
+            state: the node's directory, `<home>/nodes/<node id>`; its `lock` says that we live.
+            storage: auto, btrfs, directory or tmpfs.
+            workers: spawner processes.
+            pools: where a pool of uppers takes its space; None: `<home>/pools`.
+            binary: the native program; None: the package's own.
+        """
+        self._node_id, self._layers, self._state = node_id, layers, state
+        self._storage_kind, self._workers, self._binary = storage, workers, binary
+        self._home = state.parent.parent
+        self._pools = pools or self._home / "pools"
+        self._sandboxes: dict[str, NativeSandbox] = {}
+        self._making: set[asyncio.Future[Any]] = set()
+        self._spawners: list[Spawner] = []
+        self._restarting = asyncio.Lock()
+        self._lock: int | None = None
+        self._open = False
+        self.inject: str | None = None
+        """Step of `steps` at which the next create fails; tests only."""
+
+    @property
+    def name(self) -> str:
+        """`native`."""
+        return "native"
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Where `inject` can make a create fail."""
+        return self._spawners[-1].steps
+
+    @property
+    def spawner(self) -> Spawner:
+        """The spawner that makes new sandboxes."""
+        return self._spawners[-1]
+
+    # --- start, close -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See `Runtime.start`."""
+        if self._open:
+            return
+        if os.geteuid() != 0:
+            raise CapabilityError("the native runtime needs root: run it with `sudo`")
+        await asyncio.to_thread(gc.reap_dead_nodes, self._home)
+        undo = contextlib.ExitStack()
+        try:
+            self._acquire(undo)
+            self._storage = await asyncio.to_thread(
+                open_storage,
+                self._storage_kind,
+                node_id=self._node_id,
+                state=self._state,
+                pools=self._pools,
+            )
+            undo.callback(self._storage.close)
+            self._spawners = [await self._start_spawner(self._workers)]
+        except BaseException:
+            await asyncio.to_thread(undo.close)
+            raise
+        self._undo = undo
+        self._open = True
+
+    def _acquire(self, undo: contextlib.ExitStack) -> None:
+        """Take what needs no waiting, and note how each is given back."""
+        try:
+            # A node that holds the lock itself shares its life with us.
+            lock = gc.hold_node(self._state)
+            if lock is not None:
+                undo.callback(os.close, lock)
+                undo.callback(self._remove_state)
+            for name in ("spool", "uppers"):
+                path = self._state / name
+                path.mkdir(mode=0o700, exist_ok=True)
+                undo.callback(_remove_empty, path)
+        except OSError as error:
+            raise CapabilityError(
+                f"cannot keep state in {self._state}: {error.strerror}; "
+                "set COLDFRAME_HOME to a directory that can be written"
+            ) from error
+        if not self._layers.is_dir():
+            raise CapabilityError(f"{self._layers} is no directory: there is no image store")
+        self._cgroups: NodeCgroups = make_node_cgroups(self._node_id)
+        undo.callback(self._cgroups.remove)
+        self._ids = IdRanges(self._home / "ids")
+        undo.callback(self._ids.close)
+        self._threads = FileThreads(_FILE_THREADS)
+        undo.callback(self._threads.close)
+
+    def _remove_state(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._state / "lock").unlink()
+            self._state.rmdir()
+
+    async def _start_spawner(self, workers: int) -> Spawner:
+        config = SpawnerConfig(
+            self._node_id,
+            self._layers,
+            self._state / "spool",
+            self._cgroups.paths,
+            workers=workers,
+            binary=self._binary,
+        )
+        spawner = Spawner(config, gone=self._sandbox_gone, lost=self._worker_lost)
+        await spawner.start()
+        return spawner
+
+    async def close(self) -> None:
+        """See `Runtime.close`."""
+        if not self._open:
+            return
+        self._open = False
+        await asyncio.gather(*self._making, return_exceptions=True)
+        await asyncio.gather(
+            *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
+            return_exceptions=True,
+        )
+        for spawner in self._spawners:
+            await spawner.close()
+        for name in self._storage.names():
+            await self._storage.remove(name, self._remove_tree_here)
+        await asyncio.to_thread(self._undo.close)
+
+    def capabilities(self) -> Capabilities:
+        """See `Runtime.capabilities`."""
+        limits = set(self._cgroups.limits)
+        if self._storage.enforces_disk:
+            limits.add("disk")
+        return Capabilities(
+            runtime=self.name,
+            isolation=True,
+            limits=frozenset(limits),
+            pty=True,
+            ports=True,
+            users=True,
+            storage=self._storage.name,
+            details={"workers": self._workers, "network": "loopback"},
+        )
+
+    # --- create -----------------------------------------------------------------------
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
+        """See `Runtime.create`."""
+        if not self._open:
+            raise CreateError("the native runtime has not been started")
+        if sandbox_id in self._sandboxes:
+            raise InvalidRequestError(f"sandbox {sandbox_id!r} exists")
+        self._require_limits(spec, image)
+        planner = Planner(image, spec)
+        making = asyncio.ensure_future(self._create(sandbox_id, spec, image, planner))
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # It cannot be stopped halfway: end it as soon as it is there.
+            ending = asyncio.ensure_future(_end_unwanted(making))
+            self._making.add(ending)
+            ending.add_done_callback(self._making.discard)
+            raise
+
+    async def _create(
+        self, sandbox_id: str, spec: SandboxSpec, image: Image, planner: Planner
+    ) -> NativeSandbox:
+        require_space_at(self._state)
+        spawner = await self._current_spawner()
+        id_base = self._ids.take()
+        try:
+            created = await self._make(spawner, sandbox_id, spec, image, id_base)
+        except BaseException:
+            await self._discard(sandbox_id, id_base)
+            raise
+        sandbox = self._adopt(spawner, created, spec, id_base, planner)
+        self._sandboxes[sandbox_id] = sandbox
+        return sandbox
+
+    def _require_limits(self, spec: SandboxSpec, image: Image) -> None:
+        missing = {"cpu", "memory", "pids"} - self._cgroups.limits
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise CapabilityError(
+                f"this machine's cgroups cannot limit {names}; `coldframe doctor` says what helps"
+            )
+        if spec.disk_bytes is not None and not self._storage.enforces_disk:
+            raise CapabilityError(
+                f"storage {self._storage.name!r} cannot hold disk_bytes; use storage btrfs "
+                "(`apt-get install btrfs-progs`) or tmpfs"
+            )
+        if not image.layers:
+            raise InvalidRequestError(f"image {image.name!r} has no layers")
+
+    async def _make(
+        self,
+        spawner: Spawner,
+        sandbox_id: str,
+        spec: SandboxSpec,
+        image: Image,
+        id_base: int,
+    ) -> Created:
+        inject, self.inject = self.inject, None
+        upper = await self._in_thread(self._storage.make, sandbox_id, spec.disk_bytes)
+        try:
+            return await spawner.create(
+                CreateSpec(
+                    sandbox_id,
+                    [f"{layer}/root" for layer in image.layers],
+                    id_base,
+                    (spec.name or sandbox_id)[:_HOSTNAME_LIMIT],
+                    upper=upper,
+                    memory_bytes=spec.memory_bytes,
+                    cpu_milli=max(1, round(spec.cpu * 1000)),
+                    pids=spec.pids,
+                    shm_bytes=spec.shm_bytes,
+                    no_new_privs=spec.no_new_privileges,
+                    inject=inject,
+                )
+            )
+        except SpawnerFault as fault:
+            raise create_error(fault, sandbox_id) from fault
+        except SpawnerLostError as error:
+            raise CreateError(f"sandbox {sandbox_id!r} was not made: {error}") from error
+        except ValueError as error:
+            raise InvalidRequestError(f"sandbox {sandbox_id!r} was not made: {error}") from error
+        finally:
+            os.close(upper)
+
+    def _adopt(
+        self,
+        spawner: Spawner,
+        created: Created,
+        spec: SandboxSpec,
+        id_base: int,
+        planner: Planner,
+    ) -> NativeSandbox:
+        # Its end is told by an event; the number is checked by its namespaces when it is used.
+        os.close(created.pidfd)
+        owner = planner.default_owner(RootTree(created.root_fd, id_base))
+        files = RootFiles(created.root_fd, id_base, self._threads, owner)
+        parts = Parts(spawner, created, id_base, files, planner, self._storage)
+        return NativeSandbox(spec, parts, self._end)
+
+    async def _discard(self, sandbox_id: str, id_base: int) -> None:
+        """Take back what a failed create took."""
+        await self._reap_cgroups(sandbox_id)
+        await self._remove_upper(sandbox_id)
+        self._ids.give_back(id_base)
+
+    async def _current_spawner(self) -> Spawner:
+        """The newest spawner; workers that died are replaced by those of another one."""
+        async with self._restarting:
+            alive = sum(len(spawner.pids) for spawner in self._spawners)
+            missing = self._workers - alive
+            if missing > 0:
+                self._spawners.append(await self._start_spawner(missing))
+            usable = [spawner for spawner in self._spawners if spawner.pids]
+            self._spawners = usable
+            return usable[-1]
+
+    # --- end --------------------------------------------------------------------------
+
+    async def _end(self, sandbox: NativeSandbox) -> None:
+        parts = sandbox.parts
+        try:
+            await parts.spawner.destroy(sandbox.id)
+        except (SpawnerFault, SpawnerLostError):
+            # It went with its worker, or is unknown: the kernel is asked instead.
+            await self._reap_cgroups(sandbox.id)
+        parts.files.close()
+        await self._remove_upper(sandbox.id)
+        self._sandboxes.pop(sandbox.id, None)
+        self._ids.give_back(parts.id_base)
+
+    async def _remove_upper(self, sandbox_id: str) -> None:
+        await self._storage.remove(sandbox_id, self._remove_tree_here)
+
+    async def _remove_tree_here(self, directory: int, name: str) -> int:
+        for spawner in reversed(self._spawners):
+            if spawner.pids:
+                with contextlib.suppress(SpawnerLostError):
+                    return await spawner.remove_tree(directory, name)
+        with contextlib.suppress(FileNotFoundError):
+            await self._in_thread(remove_tree, directory, os.fsencode(name))
+        return 0
+
+    async def _reap_cgroups(self, sandbox_id: str) -> None:
+        left = [base / sandbox_id for base in self._cgroups.paths.values()]
+        if any(path.exists() for path in left):
+            await asyncio.to_thread(reap_cgroups, left)
+
+    def _sandbox_gone(self, event: SandboxGone) -> None:
+        sandbox = self._sandboxes.get(event.sandbox_id)
+        if sandbox is not None:
+            cause = {GoneCause.OOM: "oom", GoneCause.SIGNAL: f"signal {event.code}"}
+            sandbox.note_gone(cause.get(event.cause, f"exit {event.code}"))
+
+    def _worker_lost(self, sandbox_ids: Sequence[str]) -> None:
+        for sandbox_id in sandbox_ids:
+            sandbox = self._sandboxes.get(sandbox_id)
+            if sandbox is not None:
+                sandbox.note_gone("spawner lost")
+
+    async def _in_thread(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._threads.run((0, 0), job, *args, **kwargs)
+
+    # --- leaks ------------------------------------------------------------------------
+
+    async def leaks(self, live: Sequence[str]) -> tuple[str, ...]:
+        """See `Runtime.leaks`. What the kernel is still taking down gets a grace of 3 s."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LEAK_GRACE_S
+        while True:
+            found = await asyncio.to_thread(census.strays, self._scope(live))
+            if not found or loop.time() >= deadline:
+                return found
+            await asyncio.sleep(_LEAK_POLL_S)
+
+    def _scope(self, live: Sequence[str]) -> census.Scope:
+        alive = [self._sandboxes[name] for name in live if name in self._sandboxes]
+        namespaces = (number for one in alive for number in one.parts.created.namespaces.values())
+        return census.Scope(
+            self._node_id,
+            self._state,
+            cgroup_bases=tuple(self._cgroups.paths.values()),
+            processes=tuple(pid for spawner in self._spawners for pid in spawner.pids),
+            live=frozenset(live),
+            live_ids=frozenset(one.parts.id_base for one in alive),
+            own_ids=self._ids.all,
+            live_namespaces=frozenset(namespaces),
+            uppers=self._storage.names() if self._open else (),
+        )
+
+
+async def _end_unwanted(making: asyncio.Future[NativeSandbox]) -> None:
+    """Destroy a sandbox whose creator was cancelled, if it comes to be at all."""
+    with contextlib.suppress(ColdframeError):
+        await (await making).destroy()
+
+
+def _remove_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()

@@ -1,0 +1,219 @@
+"""Turn a request into what the spawner runs, and the spawner's faults into typed errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+from coldframe.host.roottree import RootTree
+from coldframe.host.spawner import ExecSpec, SpawnerFault
+from coldframe.host.users import User, Users
+from coldframe.images.base import Image
+from coldframe.protocol.errors import (
+    ArgumentsTooLongError,
+    CapabilityError,
+    CapacityError,
+    ColdframeError,
+    CreateError,
+    InvalidRequestError,
+    NotExecutedError,
+    ProgramNotExecutableError,
+    ProgramNotFoundError,
+    SandboxGoneError,
+    ShellNotFoundError,
+    StorageFullError,
+    UserNotFoundError,
+    WorkdirNotFoundError,
+)
+from coldframe.protocol.models import Argument, ExecRequest, SandboxSpec
+
+DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_INLINE_BYTES = 64 << 10
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EUSERS})
+_NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request with everything filled in, and the same for the spawner."""
+
+    request: ExecRequest
+    argv: list[bytes]
+    env: dict[bytes, bytes]
+    cwd: bytes
+    user: User
+
+    def spec(
+        self,
+        sandbox_id: str,
+        *,
+        no_new_privs: bool,
+        stdin: int | None = None,
+        extra: tuple[tuple[int, int], ...] = (),
+        want_started: bool = False,
+    ) -> ExecSpec:
+        """What the spawner is asked for."""
+        request, user = self.request, self.user
+        pty = request.pty
+        return ExecSpec(
+            sandbox_id,
+            self.argv,
+            list(self.env.items()),
+            self.cwd,
+            user.uid,
+            user.gid,
+            user.groups,
+            deadline_s=request.deadline_s,
+            spool_bytes=request.spool_bytes,
+            inline_bytes=min(_INLINE_BYTES, request.spool_bytes),
+            kill_bytes=request.kill_bytes,
+            pty=None if pty is None else (pty.rows, pty.cols),
+            no_new_privs=no_new_privs,
+            stdin=stdin,
+            extra=extra,
+            want_started=want_started,
+        )
+
+
+class Planner:
+    """Knows one sandbox's defaults: its image's and its spec's."""
+
+    def __init__(self, image: Image, spec: SandboxSpec) -> None:
+        """Raises InvalidRequestError for an environment or workdir that no command can have."""
+        self._users = Users()
+        self._user: str | int = image.config.user or "0" if spec.user is None else spec.user
+        self._cwd = encode(spec.workdir or image.config.workdir or "/", "workdir")
+        _require_absolute(self._cwd, "workdir")
+        self._env: dict[bytes, bytes] = {}
+        for name, value in (*image.config.env, *spec.env.items()):
+            self._env[encode_name(name)] = encode(value, f"the value of {name!r}")
+
+    def default_owner(self, tree: RootTree) -> tuple[int, int]:
+        """The ids of the sandbox's default user; root's if the image does not know it."""
+        try:
+            user = self._users.resolve(tree, self._user)
+        except UserNotFoundError:
+            return 0, 0
+        return user.uid, user.gid
+
+    def plan(self, tree: RootTree, request: ExecRequest) -> Plan:
+        """Fill in shell, cwd, user and environment.
+
+        Raises UserNotFoundError, InvalidRequestError.
+        """
+        wanted = self._user if request.user is None else request.user
+        user = self._users.resolve(tree, wanted)
+        env = self._environment(request, user)
+        if request.cwd is None:
+            cwd = self._cwd
+        else:
+            cwd = encode(request.cwd, "cwd")
+            _require_absolute(cwd, "cwd")
+        if request.command is not None:
+            argv = [encode(request.shell, "shell"), b"-c", encode(request.command, "the command")]
+        else:
+            argv = [encode(argument, "an argument") for argument in request.argv or ()]
+        filled = request.model_copy(
+            update={
+                "cwd": _readable(cwd),
+                "env": {_readable(name): _readable(value) for name, value in env.items()},
+                "user": wanted,
+            }
+        )
+        return Plan(filled, argv, env, cwd, user)
+
+    def _environment(self, request: ExecRequest, user: User) -> dict[bytes, bytes]:
+        env = {b"PATH": DEFAULT_PATH, b"HOME": user.home.encode("utf-8", "surrogateescape")}
+        if user.name is not None:
+            env[b"USER"] = user.name.encode("utf-8", "surrogateescape")
+        env.update(self._env)
+        if request.pty is not None:
+            env.setdefault(b"TERM", b"xterm-256color")
+        for name, value in request.env.items():
+            key = encode_name(name)
+            if value is None:
+                env.pop(key, None)
+            else:
+                env[key] = encode(value, f"the value of {name!r}")
+        return env
+
+
+def encode(argument: Argument, what: str) -> bytes:
+    """Text as UTF-8 with surrogate escapes, bytes as they are. Refuses a NUL."""
+    try:
+        raw = argument.encode("utf-8", "surrogateescape") if isinstance(argument, str) else argument
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{what} is not text that can be encoded: {error}") from error
+    if b"\0" in raw:
+        raise InvalidRequestError(f"{what} holds a NUL: {raw[:80]!r}")
+    return raw
+
+
+def encode_name(name: Argument) -> bytes:
+    """A name that an environment can hold."""
+    raw = encode(name, "an environment name")
+    if not raw or b"=" in raw:
+        raise InvalidRequestError(f"environment name {name!r} is empty or holds '='")
+    return raw
+
+
+def _require_absolute(path: bytes, what: str) -> None:
+    if not path.startswith(b"/"):
+        raise InvalidRequestError(f"{what} {os.fsdecode(path)!r} is not absolute")
+
+
+def _readable(raw: bytes) -> Argument:
+    """Text where it is text: what is not UTF-8 stays bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+# --- faults ---------------------------------------------------------------------------
+
+
+def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
+    """What a command that was never executed failed with."""
+    if fault.stage == "cwd":
+        shown, text = os.fsdecode(plan.cwd)[:200], os.strerror(fault.errno)
+        return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
+    if fault.stage == "program" or fault.errno == errno.E2BIG:
+        return _program_error(fault.errno, plan)
+    return _by_errno(fault, NotExecutedError)(f"the command was not executed: {fault}")
+
+
+def _by_errno(fault: SpawnerFault, otherwise: type[ColdframeError]) -> type[ColdframeError]:
+    if fault.errno in _FULL:
+        return StorageFullError
+    if fault.errno in _EXHAUSTED:
+        return CapacityError
+    if fault.errno in {errno.ENOSYS, errno.EOPNOTSUPP}:
+        return CapabilityError
+    if fault.stage == "sandbox" or fault.errno == errno.ESRCH:
+        return SandboxGoneError
+    return otherwise
+
+
+def _program_error(number: int, plan: Plan) -> ColdframeError:
+    program, text = os.fsdecode(plan.argv[0])[:200], os.strerror(number)
+    if number == errno.E2BIG:
+        return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
+    if number in _EXHAUSTED:
+        return CapacityError(f"program {program!r} was not executed: {text}")
+    if number not in _NOT_FOUND:
+        return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
+    if plan.request.command is not None:
+        return ShellNotFoundError(
+            f"the sandbox has no shell {program!r}; name another one or pass argv"
+        )
+    return ProgramNotFoundError(
+        f"no program {program!r} in the sandbox or on its PATH (or its interpreter is missing)"
+    )
+
+
+def create_error(fault: SpawnerFault, sandbox_id: str) -> ColdframeError:
+    """What a sandbox that was not made failed with. Nothing of it is left."""
+    return _by_errno(fault, CreateError)(f"sandbox {sandbox_id!r} was not made: {fault}")

@@ -1,0 +1,250 @@
+"""One sandbox of the native runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldframe.host import processes
+from coldframe.host.export import export_layer
+from coldframe.host.pipes import CommandPipes
+from coldframe.host.rootfs import RootFiles
+from coldframe.host.spawner import Created, Process, Spawner, SpawnerFault
+from coldframe.host.storage import Storage
+from coldframe.protocol.errors import (
+    ColdframeError,
+    InvalidRequestError,
+    PortUnreachableError,
+    SandboxGoneError,
+    SpawnerLostError,
+)
+from coldframe.protocol.models import ExecRequest, ProcessInfo, SandboxSpec, SignalScope
+from coldframe.runtimes.base import FileAccess, Gone
+from coldframe.runtimes.native_exec import NativeExec
+from coldframe.runtimes.native_request import Plan, Planner, exec_error
+
+_CONNECT_TIMEOUT_S = 10.0
+_KILL_ROUNDS = 100
+_LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a sandbox is made of."""
+
+    spawner: Spawner
+    created: Created
+    id_base: int
+    files: RootFiles
+    planner: Planner
+    storage: Storage
+
+
+class NativeSandbox:
+    """See `SandboxHandle`."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        parts: Parts,
+        end: Callable[[NativeSandbox], Awaitable[None]],
+    ) -> None:
+        """`end` takes everything of it from the kernel and the disk."""
+        self.parts = parts
+        self._id = parts.created.sandbox_id
+        self._no_new_privileges = spec.no_new_privileges
+        self._end = end
+        self._execs: dict[int, NativeExec] = {}
+        self._ending: asyncio.Task[None] | None = None
+        self.gone: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._id
+
+    @property
+    def files(self) -> FileAccess:
+        """See `SandboxHandle.files`."""
+        return self.parts.files
+
+    # --- exec -------------------------------------------------------------------------
+
+    async def start_exec(self, request: ExecRequest, operation_id: str) -> NativeExec:
+        """See `SandboxHandle.start_exec`."""
+        self._require_alive()
+        plan = self.parts.planner.plan(self.parts.files.tree, request)
+        pipes = CommandPipes.for_request(
+            stdin=request.stdin if request.pty is None else None,
+            stdin_open=request.stdin_open and request.pty is None,
+            status=request.status_pipe,
+        )
+        try:
+            running = self._launch(plan, operation_id, pipes)
+        except BaseException:
+            pipes.close()
+            raise
+        finally:
+            pipes.close_theirs()
+        self._execs[running.execution.exec_id] = running
+        await running.begin()
+        return running
+
+    def _launch(self, plan: Plan, operation_id: str, pipes: CommandPipes) -> NativeExec:
+        request = plan.request
+        spec = plan.spec(
+            self._id,
+            no_new_privs=self._no_new_privileges,
+            stdin=pipes.stdin,
+            extra=pipes.extra,
+            want_started=request.pty is not None or request.stdin_open or request.status_pipe,
+        )
+        try:
+            execution = self.parts.spawner.exec(spec)
+        except SpawnerFault as fault:
+            raise exec_error(fault, plan) from fault
+        except SpawnerLostError as error:
+            raise SandboxGoneError(f"sandbox {self._id!r} died with its spawner") from error
+        except ValueError as error:
+            too_long = SpawnerFault(errno.E2BIG, "program", str(error))
+            raise exec_error(too_long, plan) from error
+        return NativeExec(
+            self.parts.spawner,
+            execution,
+            plan,
+            operation_id,
+            feed=pipes.feed,
+            status=pipes.status,
+            ended=self._exec_ended,
+        )
+
+    def _exec_ended(self, running: NativeExec) -> None:
+        if not running.left_processes:
+            self._execs.pop(running.execution.exec_id, None)
+
+    # --- processes, ports -------------------------------------------------------------
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """See `SandboxHandle.processes`."""
+        return tuple(self._info(found) for found in await self._list())
+
+    async def _list(self) -> list[Process]:
+        self._require_alive()
+        with self._typed("its processes cannot be listed"):
+            found = await self.parts.spawner.processes(self._id)
+        alive = {process.exec_id for process in found}
+        for exec_id, running in list(self._execs.items()):
+            if exec_id not in alive and not running.running:
+                del self._execs[exec_id]
+        return [process for process in found if process.pid != 1]
+
+    def _info(self, process: Process) -> ProcessInfo:
+        running = self._execs.get(process.exec_id)
+        return ProcessInfo.model_construct(
+            pid=process.pid,
+            name=process.name.decode("utf-8", "replace"),
+            operation_id=None if running is None else running.operation_id,
+        )
+
+    async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
+        """See `SandboxHandle.kill_processes`."""
+        if operation_id is not None:
+            return await self._kill_one(operation_id)
+        killed = await self.processes()
+        with self._typed("its processes cannot be killed"):
+            await self.parts.spawner.kill_all(self._id)
+        return killed
+
+    async def _kill_one(self, operation_id: str) -> tuple[ProcessInfo, ...]:
+        chosen = [run for run in self._execs.values() if run.operation_id == operation_id]
+        killed: dict[int, ProcessInfo] = {}
+        for running in chosen:
+            exec_id = running.execution.exec_id
+            for _ in range(_KILL_ROUNDS):
+                mine = [found for found in await self._list() if found.exec_id == exec_id]
+                if not mine:
+                    break
+                killed.update({found.pid: self._info(found) for found in mine})
+                with processes.watching([found.host_pid for found in mine]) as ends:
+                    # Listed again: a number that was taken over meanwhile is not waited for.
+                    still = {found.host_pid for found in await self._list()}
+                    await running.signal(signal.SIGKILL, SignalScope.TREE)
+                    await ends.wait(still)
+            with contextlib.suppress(ColdframeError):  # `wait` tells it to whoever asks
+                await running.wait()
+        return tuple(killed.values())
+
+    async def listening_ports(self) -> tuple[int, ...]:
+        """See `SandboxHandle.listening_ports`."""
+        self._require_alive()
+        created = self.parts.created
+        try:
+            return processes.listening_ports(created.pid, created.namespaces["net"])
+        except ProcessLookupError as error:
+            raise SandboxGoneError(f"sandbox {self._id!r} has ended") from error
+
+    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """See `SandboxHandle.connect`."""
+        if not 1 <= port <= 65535:
+            raise InvalidRequestError(f"port {port} is not in 1..65535")
+        self._require_alive()
+        reason = "refused"
+        for family, address in _LOOPBACKS:
+            with self._typed("no socket can be made in it"):
+                made = await self.parts.spawner.make_socket(self._id, family)
+            try:
+                loop = asyncio.get_running_loop()
+                await asyncio.wait_for(loop.sock_connect(made, (address, port)), _CONNECT_TIMEOUT_S)
+                return await asyncio.open_connection(sock=made)
+            except (OSError, TimeoutError) as error:
+                made.close()
+                reason = str(error) or "timed out"
+            except BaseException:
+                made.close()
+                raise
+        raise PortUnreachableError(f"port {port} of sandbox {self._id!r}: {reason}")
+
+    # --- ending -----------------------------------------------------------------------
+
+    async def export_upper(self, target: Path) -> None:
+        """See `SandboxHandle.export_upper`. The content of `target` is durable only once synced.
+
+        Raises StorageFullError, SandboxGoneError.
+        """
+        await self.kill_processes()
+        directory = self.parts.storage.open(self._id)
+        await asyncio.to_thread(export_layer, directory, b"upper", target)
+
+    async def destroy(self) -> None:
+        """See `SandboxHandle.destroy`."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(self))
+        await asyncio.shield(self._ending)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was destroyed, or is being so."""
+        return self._ending is not None
+
+    def note_gone(self, cause: str) -> None:
+        """It ended without being asked to."""
+        if not self.gone.done() and self._ending is None:
+            self.gone.set_result(Gone(cause))
+
+    def _require_alive(self) -> None:
+        if self._ending is not None or self.gone.done():
+            raise SandboxGoneError(f"sandbox {self._id!r} has ended")
+
+    @contextlib.contextmanager
+    def _typed(self, what: str) -> Iterator[None]:
+        """Say of a question that the spawner cannot answer that the sandbox has ended."""
+        try:
+            yield
+        except (SpawnerFault, SpawnerLostError) as error:
+            raise SandboxGoneError(f"sandbox {self._id!r} has ended: {what}: {error}") from error
