@@ -53,7 +53,29 @@ class Context:
             found = [path for parent in found for path in self._match(parent, part)]
         if not found:
             raise ImageError(f"{source!r} is not in the build context {self._root}")
+        for path in found:
+            with self.entry(path):
+                pass
         return tuple(found)
+
+    @contextmanager
+    def entry(self, path: str) -> Iterator[Entry]:
+        """Stand on a file or directory of the context.
+
+        Raises:
+            ImageError: it is neither, or no longer there.
+        """
+        parent, _, name = path.rpartition("/")
+        with self.directory(parent) as fd:
+            if fd is None:
+                raise ImageError(f"{path!r} is not in the build context {self._root}")
+            raw = os.fsencode(name or ".")
+            entry = Entry(fd, raw, raw, os.stat(raw, dir_fd=fd, follow_symlinks=False))
+            if stat.S_ISLNK(entry.stat.st_mode):
+                raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
+            if not stat.S_ISREG(entry.stat.st_mode) and not stat.S_ISDIR(entry.stat.st_mode):
+                raise ImageError(f"{path!r} is neither a file nor a directory")
+            yield entry
 
     def _match(self, parent: str, part: str) -> Iterator[str]:
         with self.directory(parent) as fd:
@@ -80,7 +102,7 @@ class Context:
         try:
             for part in path.split("/") if path else ():
                 if stat.S_ISLNK(os.stat(part, dir_fd=fd, follow_symlinks=False).st_mode):
-                    raise ImageError(f"{path!r}: {part!r} is a link; COPY follows none")
+                    raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
                 below = os.open(part, DIRECTORY, dir_fd=fd)
                 os.close(fd)
                 fd = below
@@ -162,23 +184,13 @@ class LayerCopy:
     def _copy_one(
         self, context: Context, source: str, target: bytes, request: Copy, writer: TreeWriter
     ) -> int:
-        parent, _, name = source.rpartition("/")
-        with context.directory(parent) as fd:
-            if fd is None:
-                raise ImageError(f"{source!r} is not in the build context")
-            raw = os.fsencode(name or ".")
-            entry = Entry(fd, raw, raw, os.stat(raw, dir_fd=fd, follow_symlinks=False))
-            kind = entry.stat.st_mode
-            if stat.S_ISLNK(kind):
-                raise ImageError(f"{source!r} is a link; COPY follows none")
-            if stat.S_ISDIR(kind):
+        with context.entry(source) as entry:
+            if stat.S_ISDIR(entry.stat.st_mode):
                 with context.directory(source) as directory:
                     assert directory is not None
                     return self._copy_tree(directory, target, request, writer)
-            if not stat.S_ISREG(kind):
-                raise ImageError(f"{source!r} is neither a file nor a directory")
             if target.endswith(b"/") or self._view.resolve(target).is_directory:
-                target = target.rstrip(b"/") + b"/" + raw
+                target = target.rstrip(b"/") + b"/" + entry.name
             self._put(entry, target, request, writer)
             return 1
 
