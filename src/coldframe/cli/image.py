@@ -90,25 +90,22 @@ def build(
     RUN steps run in sandboxes without a network. Each is a cached layer: a second build runs
     nothing. Any other instruction is refused, with file and line, before anything runs.
     """
-    from coldframe.images.build import build as make
-    from coldframe.node.build import open_run_step
-    from coldframe.node.settings import NodeSettings
+    from coldframe.node.node import Node
 
-    async def run(store: ImageStore) -> Image:
-        async with open_run_step(NodeSettings.from_environment()) as run_step:
-            return await make(
-                store,
+    async def run() -> Image:
+        async with Node() as node:
+            return await node.build_image(
                 name,
                 context,
-                run_step,
                 dockerfile=dockerfile,
                 deadline_s=deadline,
                 cached=not no_cache,
                 progress=_progress,
             )
 
+    image = asyncio.run(run())
     with _store() as store:
-        _show_image(store, asyncio.run(run(store)), as_json)
+        _show_image(store, image, as_json)
 
 
 @app.command("ls")

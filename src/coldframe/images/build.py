@@ -68,10 +68,10 @@ async def build(
         InvalidRequestError: not a name.
         StorageFullError: no space is left.
     """
-    names.normalise(name)
+    name = names.normalise(name)
     base, steps = await asyncio.to_thread(_prepare, store, context, dockerfile)
     builder = _Builder(store, Context(context), run_step, deadline_s, cached, progress)
-    image = base
+    image = replace(base, name=name)
     for number, step in enumerate(steps, start=1):
         shown = f"[{number}/{len(steps)}] {step.instruction.keyword} {step.instruction.value}"
         progress(" ".join(shown.split())[:120])
@@ -234,7 +234,7 @@ class _Builder:
             elif step.instruction.keyword == "RUN":
                 layer = await self._run(image, step)
         layers = image.layers if layer is None else (layer, *image.layers)
-        return Image("", image_digest(layers, step.config), layers, step.config)
+        return Image(image.name, image_digest(layers, step.config), layers, step.config)
 
     def _roots(self, image: Image) -> list[Path]:
         return [self.store.layer_root(digest) for digest in image.layers]
