@@ -25,6 +25,7 @@ from coldframe.protocol.errors import (
 )
 
 MAX_MEMBERS = 1_000_000
+_BUFFER = 256 << 10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -33,7 +34,7 @@ class _PieceReader(io.RawIOBase):
     """A file object over a function that returns the next piece, empty at the end."""
 
     def __init__(self, next_piece: Callable[[], bytes]) -> None:
-        self._next, self._left = next_piece, b""
+        self._next, self._piece, self._at = next_piece, b"", 0
 
     def readable(self) -> bool:
         return True
@@ -41,13 +42,14 @@ class _PieceReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         parts, missing = [], size
         while missing:
-            if not self._left:
-                self._left = self._next()
-            if not self._left:
+            if self._at == len(self._piece):
+                self._piece, self._at = self._next(), 0
+            if not self._piece:
                 break
-            part, self._left = self._left[:missing], self._left[missing:]
-            parts.append(part)
+            part = self._piece[self._at : self._at + missing]
+            self._at += len(part)
             missing -= len(part)
+            parts.append(part)
         return b"".join(parts)
 
 
@@ -60,7 +62,7 @@ def unpack(next_piece: Callable[[], bytes], target: Path, max_bytes: int) -> int
     target.mkdir(parents=True, exist_ok=True)
     root = os.open(target, _DIRECTORY)
     try:
-        with tarfile.open(fileobj=_PieceReader(next_piece), mode="r|") as archive:
+        with tarfile.open(fileobj=_PieceReader(next_piece), mode="r|", bufsize=_BUFFER) as archive:
             count = _Unpacker(root, archive, max_bytes).run()
     except tarfile.TarError as error:
         raise FileError(f"the archive is damaged: {error}") from error
@@ -201,7 +203,9 @@ def pack(local: Path, write: Callable[[bytes], None], owner: tuple[int, int]) ->
     """
     if not local.is_dir():
         raise NotADirectoryError(20, os.strerror(20), str(local))
-    with tarfile.open(fileobj=_PieceWriter(write), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(
+        fileobj=_PieceWriter(write), mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT
+    ) as archive:
         for path in sorted(local.iterdir()):
             archive.add(path, arcname=path.name, filter=lambda member: _owned(member, owner))
 

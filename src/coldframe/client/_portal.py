@@ -14,7 +14,6 @@ import os
 import queue
 import socket
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -49,26 +48,36 @@ class _Call(Generic[T]):
         self._task = self._loop.create_task(self._work, context=self._context)
         self._task.add_done_callback(self._end)
 
-    def _end(self, task: asyncio.Task[T]) -> None:
+    def _end(self, task: asyncio.Task[T] | None) -> None:
         self._ended.release()
         if self.on_end is not None:
             self.on_end()
 
+    def wait(self) -> None:
+        self._ended.acquire()
+
+    def cancel(self) -> None:
+        """Cancel the work, whether or not it was submitted, and wait until it has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:  # the loop is closed, and its tasks ended before
+            self._work.close()
+        else:
+            self._ended.acquire()
+
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:
+            self._work.close()
+            self._end(None)
 
-    def cancel(self) -> None:
-        """Cancel the work and wait until it has ended."""
-        self._loop.call_soon_threadsafe(self._cancel)
-        self._ended.acquire()
+    def answer(self, want: asyncio.Future[bytes | None], piece: bytes | None) -> None:
+        """Give the work the piece of content that it waits for."""
+        self._loop.call_soon_threadsafe(_give, want, piece)
 
     def result(self) -> T:
-        try:
-            self._ended.acquire()
-        except BaseException:
-            self.cancel()
-            raise
+        """Return what the work returned, after `wait`."""
         assert self._task is not None
         try:
             return self._task.result()
@@ -94,22 +103,27 @@ class Portal:
             ClientClosedError: after or during `close`, or in a forked child.
             InvalidRequestError: called from the portal's own thread, which would never end.
         """
-        return self._submit(work).result()
-
-    def _submit(
-        self, work: Coroutine[Any, Any, T], on_end: Callable[[], None] | None = None
-    ) -> _Call[T]:
+        call = self._prepare(work)
         try:
-            call = _Call(self._open_loop(), work)
-            call.on_end = on_end
-            call.submit()
-        except RuntimeError:
-            work.close()
-            raise ClientClosedError(closed_message(self._pid)) from None
+            self._submit(call)
+            call.wait()
+        except BaseException:
+            call.cancel()
+            raise
+        return call.result()
+
+    def _prepare(self, work: Coroutine[Any, Any, T]) -> _Call[T]:
+        try:
+            return _Call(self._open_loop(), work)
         except BaseException:
             work.close()
             raise
-        return call
+
+    def _submit(self, call: _Call[T]) -> None:
+        with self._guard:  # so that nothing is submitted after the final work
+            if self._closed:
+                raise ClientClosedError(closed_message(self._pid))
+            call.submit()
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._closed or os.getpid() != self._pid:
@@ -139,12 +153,14 @@ class Portal:
         if whole is not None:
             return self.run(make(pieces_of(whole)))
         wanted: queue.SimpleQueue[asyncio.Future[bytes | None] | None] = queue.SimpleQueue()
-        call = self._submit(make(_pulled(wanted)), on_end=lambda: wanted.put(None))
+        call = self._prepare(make(_pulled(wanted)))
+        call.on_end = lambda: wanted.put(None)
         source = sync_pieces(content)
-        loop = self._open_loop()
         try:
+            self._submit(call)
             while (want := wanted.get()) is not None:
-                loop.call_soon_threadsafe(_give, want, next(source, None))
+                call.answer(want, next(source, None))
+            call.wait()
         except BaseException:
             call.cancel()
             raise
@@ -187,10 +203,14 @@ class Portal:
             self._closed = True
         _open_portals.discard(self)
         try:
-            call.result()
+            call.wait()
+        except BaseException:
+            call.cancel()
+            raise
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+        call.result()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -247,7 +267,8 @@ async def _relayed(work: Coroutine[Any, Any, AsyncConnection]) -> socket.socket:
 
 
 _closing: set[asyncio.Task[None]] = set()
-_open_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+_open_portals: set[Portal] = set()
+"""Held until they are closed: a client that was dropped still owns sandboxes."""
 
 
 def _close_all() -> None:
@@ -255,5 +276,6 @@ def _close_all() -> None:
         portal.close()
 
 
-# Before the executors of asyncio are shut, which atexit comes too late for: closing needs them.
+# Closing needs asyncio's executors, which are shut before atexit runs. Their hook is registered
+# when their module is imported (above), and hooks run in reverse order: ours is first.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
