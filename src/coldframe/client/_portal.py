@@ -15,6 +15,7 @@ import queue
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from importlib import import_module
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from coldframe.client._content import Content, pieces_of, sync_pieces, whole_bytes
@@ -277,5 +278,6 @@ def _close_all() -> None:
 
 
 # Closing needs asyncio's executors, which are shut before atexit runs. Their hook is registered
-# when their module is imported (above), and hooks run in reverse order: ours is first.
+# when their module is imported, and hooks run in reverse order: so that ours comes first.
+import_module("concurrent.futures.thread")
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
