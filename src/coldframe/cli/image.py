@@ -90,7 +90,11 @@ def build(
     RUN steps run in sandboxes without a network. Each is a cached layer: a second build runs
     nothing. Any other instruction is refused, with file and line, before anything runs.
     """
+    from coldframe.images.build import check
     from coldframe.node.node import Node
+
+    with _store() as store:
+        check(store, name, context, dockerfile=dockerfile)  # a bad line needs no node
 
     async def run() -> Image:
         async with Node() as node:

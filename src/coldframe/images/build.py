@@ -81,6 +81,12 @@ async def build(
     return store.tag(name, image.layers, image.config)
 
 
+def check(store: ImageStore, name: str, context: Path, *, dockerfile: Path | None = None) -> None:
+    """Refuse what `build` would refuse before anything runs. Raises as `build` does."""
+    names.normalise(name)
+    _prepare(store, context, dockerfile)
+
+
 def _prepare(
     store: ImageStore, context: Path, dockerfile: Path | None
 ) -> tuple[Image, list[_Planned]]:

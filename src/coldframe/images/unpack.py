@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol, Self, cast
 
+from coldframe.images import names
 from coldframe.images.base import Image, ImageConfig, Progress, quiet
 from coldframe.images.digest import MAX_FILE, layer_xattrs
 from coldframe.images.store import ImageStore
@@ -56,6 +57,7 @@ def import_image(
         InvalidRequestError: not a name.
         StorageFullError: no space is left.
     """
+    name = names.normalise(name)
     with store.workspace() as work:
         tree = work / "tree"
         tree.mkdir(mode=0o755)
