@@ -28,7 +28,7 @@ def assemble(
     if runtime is None:
         runtime = _make_runtime(settings, node_id)
     if images is None:
-        images = _make_images(settings, runtime)
+        images = _make_images(settings, runtime)  # makes the directories that runtimes look for
     return runtime, images
 
 
@@ -41,8 +41,9 @@ def _make_runtime(settings: NodeSettings, node_id: str) -> Runtime:
         from coldframe.runtimes.native import NativeRuntime
 
         return NativeRuntime(
-            node_id=node_id,
-            home=settings.home,
+            node_id,
+            settings.home / "images" / "layers",
+            settings.home / "nodes" / node_id,
             storage=settings.storage,
             workers=settings.workers,
         )

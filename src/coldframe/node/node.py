@@ -42,7 +42,7 @@ from coldframe.protocol.models import (
 )
 from coldframe.runtimes.base import FileAccess, Runtime
 
-_LEDGER_SCANS = 5
+_LEDGER_SCANS = 2
 
 
 class Node:
@@ -62,7 +62,7 @@ class Node:
         """Take a runtime and images, or make those that the settings name."""
         self.settings = settings or NodeSettings.from_environment()
         self.id = new_node_id()
-        self._home = NodeHome(self.settings, self.id)
+        self._home = NodeHome(self.settings.home, self.id)
         self._given = (runtime, images)
         self._open = False
 
@@ -166,7 +166,7 @@ class Node:
         sandbox = self._find(id_or_name)
         if not sandbox.ended:
             sandbox.require_version(expected_version)
-            await self._sandboxes.end(sandbox, expired=False)
+        await self._sandboxes.end(sandbox, expired=False)
         return sandbox.info()
 
     async def renew(
@@ -304,7 +304,7 @@ class Node:
         self._require_open()
         for _ in range(_LEDGER_SCANS):
             changes = self._sandboxes.changes
-            leaks = await self.runtime.leaks(self._sandboxes.in_kernel())
+            leaks = await self.runtime.leaks(self._sandboxes.in_kernel)
             if not leaks or changes == self._sandboxes.changes:
                 break
         else:

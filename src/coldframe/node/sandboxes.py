@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from coldframe.images.base import Image
 from coldframe.node.execs import Execs
@@ -45,6 +45,26 @@ class CloseReport:
     """What could not be ended or given back, one sentence each."""
 
 
+class _Ids(Sequence[str]):
+    """The keys of some mappings, read anew whenever they are looked at."""
+
+    def __init__(self, *sources: Mapping[str, Sandbox]) -> None:
+        self._sources = sources
+
+    def _now(self) -> list[str]:
+        return [name for source in self._sources for name in source]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._now()[index]
+
+    def __len__(self) -> int:
+        return sum(len(source) for source in self._sources)
+
+
 class Sandboxes:
     """The records of all sandboxes, and every way in which one begins or ends."""
 
@@ -60,11 +80,13 @@ class Sandboxes:
         self._live: dict[str, Sandbox] = {}
         self._names: dict[str, Sandbox] = {}
         self._ended: OrderedDict[str, Sandbox] = OrderedDict()
-        self._cleaning: set[str] = set()
+        self._cleaning: dict[str, Sandbox] = {}
         """Lost or failed sandboxes that the runtime is still giving back."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._faults: list[str] = []
         self._counts = {"created": 0, "deleted": 0, "expired": 0, "failed": 0, "lost": 0}
+        self.in_kernel: Sequence[str] = _Ids(self._live, self._cleaning)
+        """Ids of which the kernel may rightly hold something, as they are at each look."""
         self.changes = 0
         """Raised whenever the set of what the kernel may hold changes."""
 
@@ -86,10 +108,6 @@ class Sandboxes:
     def live(self) -> list[Sandbox]:
         """All that have not ended, oldest first."""
         return list(self._live.values())
-
-    def in_kernel(self) -> list[str]:
-        """Ids of which the kernel may rightly hold something."""
-        return [*self._live, *self._cleaning]
 
     def recent_ids(self) -> set[str]:
         """Ids of all sandboxes that are remembered."""
@@ -175,7 +193,7 @@ class Sandboxes:
 
     async def _undo(self, sandbox: Sandbox, making: asyncio.Task[SandboxHandle] | None) -> None:
         """Take back a create that nobody wants any more."""
-        self._cleaning.add(sandbox.id)
+        self._cleaning[sandbox.id] = sandbox
         self._finish(sandbox, SandboxState.FAILED, "failed", "cancelled before it was ready")
         if making is not None:
             await self._spawn(self._give_back_unborn(sandbox, making))
@@ -248,7 +266,7 @@ class Sandboxes:
     def _on_gone(self, sandbox: Sandbox, gone: asyncio.Future[Gone]) -> None:
         if gone.cancelled() or sandbox.state not in {SandboxState.READY, SandboxState.PAUSED}:
             return
-        self._cleaning.add(sandbox.id)
+        self._cleaning[sandbox.id] = sandbox
         self._disarm(sandbox)
         handle = sandbox.handle
         self._finish(sandbox, SandboxState.LOST, "lost", gone.result().cause)
@@ -266,7 +284,7 @@ class Sandboxes:
         self._cleaned(sandbox)
 
     def _cleaned(self, sandbox: Sandbox) -> None:
-        self._cleaning.discard(sandbox.id)
+        self._cleaning.pop(sandbox.id, None)
         self.changes += 1
 
     def _finish(

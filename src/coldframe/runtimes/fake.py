@@ -50,7 +50,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
 )
 from coldframe.runtimes import fake_zygote
-from coldframe.runtimes.base import FileAccess, Gone
+from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.fake_exec import FakeExec, open_streams
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -259,7 +259,11 @@ class FakeSandbox:
     async def processes(self) -> tuple[ProcessInfo, ...]:
         """See `SandboxHandle.processes`."""
         self._require_alive()
-        return tuple(info for running in self._execs for info in running.processes())
+        return self.own_processes()
+
+    def own_processes(self) -> tuple[ProcessInfo, ...]:
+        """All that runs, also while it is being ended."""
+        return tuple(info for running in list(self._execs) for info in running.processes())
 
     async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
         """See `SandboxHandle.kill_processes`."""
@@ -307,16 +311,22 @@ class FakeSandbox:
             await asyncio.to_thread(shutil.rmtree, self.directory)
         self._runtime.forget(self._id)
 
-    def supervisor_lost(self) -> None:
-        """The zygote ended: nothing can be run here any more."""
+    def die(self, cause: str) -> None:
+        """End as a sandbox does whose pid 1 was killed: its commands end, `gone` resolves."""
         if not self.gone.done() and self._end is None:
             for running in list(self._execs):
                 running.end(Reason.SANDBOX_GONE)
-            self.gone.set_result(Gone("spawner lost"))
+            self.gone.set_result(Gone(cause))
 
     def _require_alive(self) -> None:
         if self._end is not None or self.gone.done():
             raise SandboxGoneError(f"sandbox {self._id!r} has ended")
+
+
+async def die(sandbox: SandboxHandle) -> None:
+    """End a sandbox of the fake runtime as if its pid 1 had been killed."""
+    assert isinstance(sandbox, FakeSandbox)
+    sandbox.die("signal 9")
 
 
 def _socket_inodes(pid: int) -> set[str]:
@@ -377,7 +387,14 @@ class FakeRuntime:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._zygote = subprocess.Popen(  # noqa: ASYNC220 (starts in milliseconds)
-                [sys.executable, "-I", "-S", fake_zygote.__file__, str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    fake_zygote.__file__,
+                    str(theirs.fileno()),
+                    str(self._made_base),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -391,7 +408,7 @@ class FakeRuntime:
         assert self._channel is not None
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
         for sandbox in self._sandboxes.values():
-            sandbox.supervisor_lost()
+            sandbox.die("spawner lost")
 
     async def close(self) -> None:
         """See `Runtime.close`."""
@@ -403,7 +420,7 @@ class FakeRuntime:
         channel.close()
         await asyncio.to_thread(self._zygote.wait)
         await asyncio.to_thread(self.threads.close)
-        await asyncio.to_thread(shutil.rmtree, self.base)
+        await asyncio.to_thread(shutil.rmtree, self.base, ignore_errors=True)
 
     def capabilities(self) -> Capabilities:
         """See `Runtime.capabilities`."""
@@ -484,7 +501,7 @@ class FakeRuntime:
             info.pid
             for sandbox_id in live
             if sandbox_id in self._sandboxes
-            for info in await self._sandboxes[sandbox_id].processes()
+            for info in self._sandboxes[sandbox_id].own_processes()
         }
         supervisors = set(fake_zygote.children(self._zygote.pid))
         for supervisor in supervisors:

@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import marshal
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -135,8 +136,8 @@ def _supervise(fds: list[int]) -> NoReturn:
                 os.write(status, REPORT.pack(ENDED, wait_status, *times, usage.ru_maxrss))
 
 
-def main(fd: int) -> None:
-    """Serve until the runtime's end of the socket closes, then end everything below."""
+def main(fd: int, base: str) -> None:
+    """Serve until the runtime's end of the socket closes, then end everything and remove `base`."""
     channel = socket.socket(fileno=fd)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -154,7 +155,8 @@ def main(fd: int) -> None:
             os.close(received)
     while kill_below(os.getpid()):
         time.sleep(0.001)
+    shutil.rmtree(base, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

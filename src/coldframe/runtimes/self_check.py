@@ -169,13 +169,13 @@ async def _main(arguments: list[str]) -> int:
     if arguments[:1] != ["fake"] or len(arguments) != 1:
         sys.stderr.write("usage: python -m coldframe.runtimes.self_check fake\n")
         return 2
-    from coldframe.runtimes.fake import FakeImages, FakeRuntime
+    from coldframe.runtimes.fake import FakeImages, FakeRuntime, die
 
     runtime = FakeRuntime()
     await runtime.start()
     try:
         report = await run_self_check(
-            runtime, FakeImages().resolve("fake"), progress=_print_outcome
+            runtime, FakeImages().resolve("fake"), end_sandbox=die, progress=_print_outcome
         )
     finally:
         await runtime.close()

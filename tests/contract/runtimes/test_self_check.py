@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coldframe.protocol.models import Capabilities, ExecRequest, SandboxSpec
-from coldframe.runtimes.fake import FakeImages, FakeRuntime, FakeSandbox
+from coldframe.runtimes.fake import FakeImages, FakeRuntime, FakeSandbox, die
 from coldframe.runtimes.self_check import CHECKS, Check, run_check, run_self_check
 from coldframe.runtimes.self_check_lab import Checks, Lab, expect
 
@@ -26,7 +26,7 @@ async def fake_runtime() -> AsyncIterator[FakeRuntime]:
 @every_check
 async def test_fake_runtime_keeps_promise(fake_runtime: FakeRuntime, check: Check) -> None:
     """Tests of the rooms above stand on the fake: it must behave like the real one."""
-    outcome = await run_check(check, fake_runtime, FakeImages().resolve("any"))
+    outcome = await run_check(check, fake_runtime, FakeImages().resolve("any"), end_sandbox=die)
 
     if outcome.status == "skipped":
         pytest.skip(outcome.detail)
@@ -35,7 +35,7 @@ async def test_fake_runtime_keeps_promise(fake_runtime: FakeRuntime, check: Chec
 
 def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
     """A check that is skipped for another reason would hide a broken promise."""
-    stated = {"pty", "ports"}
+    stated = {"pty", "ports", "end_sandbox"}
 
     skipped = {check.name for check in CHECKS if check.needs - stated}
 
@@ -47,7 +47,6 @@ def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
         "process_limit_is_enforced",
         "owners_are_the_sandboxes_own",
         "pseudo_file_systems_are_refused",
-        "sandbox_that_dies_is_noticed",
         "disk_limit_is_enforced",
     }
 

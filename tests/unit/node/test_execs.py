@@ -1,0 +1,500 @@
+"""Commands run once, in their turn, and always end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from coldframe.node.node import Node
+from coldframe.protocol.errors import (
+    CapacityError,
+    Execution,
+    InvalidRequestError,
+    OperationExpiredError,
+    OperationMismatchError,
+    OperationNotFoundError,
+    ProgramNotFoundError,
+    SandboxGoneError,
+    StorageFullError,
+)
+from coldframe.protocol.models import ExecRequest, PtySize, Reason, SignalScope
+from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
+from tests.unit.node.conftest import SPEC, HeldRuntime, NodeMaker
+from tests.unit.node.test_sandboxes import until
+
+# `echo x >> ran` leaves a trace of every run.
+TRACE = "echo x >> ran; echo out"
+
+
+async def runs(node: Node, sandbox_id: str) -> int:
+    """How often TRACE was run."""
+    result = await node.exec(sandbox_id, ExecRequest(command="cat ran 2>/dev/null | wc -l"))
+    return int(result.text)
+
+
+# --- once -----------------------------------------------------------------------------
+
+
+async def test_exec_with_same_id_runs_once(node: Node) -> None:
+    """A retry returns the first result."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command=TRACE, operation_id="op-1")
+
+    first = await node.exec(sandbox.id, request)
+    again = await node.exec(sandbox.id, request)
+
+    assert again is first
+    assert await runs(node, sandbox.id) == 1
+
+
+async def test_exec_with_same_id_at_the_same_time_runs_once(node: Node) -> None:
+    """A retry that is sent while the first still runs waits for it."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command=TRACE, operation_id="op-1")
+
+    results = await asyncio.gather(*(node.exec(sandbox.id, request) for _ in range(5)))
+
+    assert len({id(result) for result in results}) == 1
+    assert await runs(node, sandbox.id) == 1
+
+
+async def test_exec_whose_answer_was_lost_is_not_run_again(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """The caller was cancelled in the middle; the command went on."""
+    node = await make_node(held)
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command=TRACE, operation_id="op-1")
+    held.gate.clear()
+    lost = asyncio.ensure_future(node.exec(sandbox.id, request))
+    await until(lambda: _started(held, 1))
+
+    lost.cancel()
+    await asyncio.wait([lost])
+    held.gate.set()
+    result = await node.exec(sandbox.id, request)
+
+    assert result.stdout == b"out\n"
+    assert await runs(node, sandbox.id) == 1
+
+
+async def _started(held: HeldRuntime, number: int) -> bool:
+    return held.starts == number
+
+
+async def test_exec_result_outlives_its_sandbox(node: Node) -> None:
+    """The answer was lost, and the sandbox was deleted since."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo out", operation_id="op-1")
+    first = await node.exec(sandbox.id, request)
+    await node.delete(sandbox.id)
+
+    assert await node.exec(sandbox.id, request) is first
+    assert await node.wait_exec("op-1") is first
+
+
+async def test_exec_with_used_id_and_other_request_is_refused(node: Node) -> None:
+    """Two requests under one id are a fault of the caller's that must not pass."""
+    sandbox = await node.create_sandbox(SPEC)
+    other = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo one", operation_id="op-1")
+    await node.exec(sandbox.id, request)
+
+    with pytest.raises(OperationMismatchError, match="op-1"):
+        await node.exec(sandbox.id, ExecRequest(command="echo two", operation_id="op-1"))
+    with pytest.raises(OperationMismatchError):
+        await node.exec(other.id, request)
+    with pytest.raises(OperationMismatchError):
+        await node.create_sandbox(SPEC, operation_id="op-1")
+
+
+async def test_exec_replayed_after_a_transition_ignores_the_expected_version(node: Node) -> None:
+    """It ran at the version that it expected; that is the answer."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo x", operation_id="op-1", expected_version=3)
+    first = await node.exec(sandbox.id, request)
+
+    again = request.model_copy(update={"expected_version": 99})
+
+    assert await node.exec(sandbox.id, again) is first
+
+
+async def test_exec_that_was_not_executed_answers_the_same_again(node: Node) -> None:
+    """The first answer holds, also when it is an error."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(argv=("./later",), operation_id="op-1")
+
+    with pytest.raises(ProgramNotFoundError):
+        await node.exec(sandbox.id, request)
+    await node.exec(sandbox.id, ExecRequest(command="echo '#!/bin/sh' > later; chmod +x later"))
+
+    with pytest.raises(ProgramNotFoundError):
+        await node.exec(sandbox.id, request)
+
+
+async def test_exec_refused_before_it_ran_may_be_asked_again(
+    make_node: NodeMaker, held: HeldRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a full queue is no answer to keep: nothing ran."""
+    node = await make_node(held)
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo x", operation_id="op-1")
+
+    async def full(self: FakeSandbox, request: ExecRequest, operation_id: str) -> None:
+        raise StorageFullError("no space for the spool")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(held.sandbox_class, "start_exec", full)
+        with pytest.raises(StorageFullError):
+            await node.exec(sandbox.id, request)
+
+    assert (await node.exec(sandbox.id, request)).stdout == b"x\n"
+
+
+async def test_exec_id_that_is_too_old_is_refused_and_not_run(make_node: NodeMaker) -> None:
+    """Running it again would be worse than no answer."""
+    node = await make_node(result_count=2)
+    sandbox = await node.create_sandbox(SPEC)
+    requests = [ExecRequest(command=TRACE, operation_id=f"op-{n}") for n in range(4)]
+    for request in requests:
+        await node.exec(sandbox.id, request)
+
+    with pytest.raises(OperationExpiredError, match="op-0"):
+        await node.exec(sandbox.id, requests[0])
+    with pytest.raises(OperationExpiredError):
+        await node.wait_exec("op-1")
+
+    assert await runs(node, sandbox.id) == 4
+
+
+async def test_exec_results_expire_by_time(make_node: NodeMaker) -> None:
+    """They are kept for a stated time."""
+    node = await make_node(result_ttl_s=0.01)
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo x", operation_id="op-1")
+    await node.exec(sandbox.id, request)
+
+    async def refused() -> bool:
+        try:
+            await node.wait_exec("op-1")
+        except OperationExpiredError:
+            return True
+        return False
+
+    await until(refused)
+    with pytest.raises(OperationExpiredError):
+        await node.exec(sandbox.id, request)
+
+
+async def test_exec_results_are_bounded_by_bytes(make_node: NodeMaker) -> None:
+    """Twenty thousand windows of a MiB would be the node's death."""
+    node = await make_node(result_bytes=300_000)
+    sandbox = await node.create_sandbox(SPEC)
+    for n in range(3):
+        command = "head -c 120000 /dev/zero"
+        await node.exec(sandbox.id, ExecRequest(command=command, operation_id=f"op-{n}"))
+
+    with pytest.raises(OperationExpiredError):
+        await node.wait_exec("op-0")
+    assert (await node.wait_exec("op-2")).out.total_bytes == 120_000
+
+
+async def test_expired_ids_are_remembered_up_to_the_bound(make_node: NodeMaker) -> None:
+    """The bound is stated: the id that falls out of it is unknown again."""
+    node = await make_node(result_count=1, expired_ids=2)
+    sandbox = await node.create_sandbox(SPEC)
+    for n in range(5):
+        await node.exec(sandbox.id, ExecRequest(command="true", operation_id=f"op-{n}"))
+
+    with pytest.raises(OperationNotFoundError):
+        await node.wait_exec("op-0")
+    with pytest.raises(OperationExpiredError):
+        await node.wait_exec("op-3")
+
+
+async def test_create_with_same_id_makes_one_sandbox(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """Also when the first caller was cancelled: with an id the create goes on."""
+    node = await make_node(held)
+    held.gate.clear()
+    lost = asyncio.ensure_future(node.create_sandbox(SPEC, operation_id="op-1"))
+    await until(lambda: _created(held, 1))
+    lost.cancel()
+    await asyncio.wait([lost])
+    held.gate.set()
+
+    first = await node.create_sandbox(SPEC, operation_id="op-1")
+    again = await node.create_sandbox(SPEC, operation_id="op-1")
+
+    assert first is again
+    assert held.creates == 1
+    with pytest.raises(OperationMismatchError):
+        await node.create_sandbox(SPEC.model_copy(update={"cpu": 1.0}), operation_id="op-1")
+
+
+async def _created(held: HeldRuntime, number: int) -> bool:
+    return held.creates == number
+
+
+@pytest.mark.parametrize("operation_id", ["", "a b", "-x", "x" * 129, "a\n"])
+async def test_operation_id_of_bad_form_is_refused(node: Node, operation_id: str) -> None:
+    """It goes into paths, logs and URLs."""
+    sandbox = await node.create_sandbox(SPEC)
+
+    with pytest.raises(InvalidRequestError, match="operation id"):
+        await node.exec(sandbox.id, ExecRequest(argv=("true",), operation_id=operation_id))
+
+
+# --- in turn --------------------------------------------------------------------------
+
+
+async def test_exec_in_a_burst_waits_its_turn_and_says_how_long(make_node: NodeMaker) -> None:
+    """A burst never piles up on the machine."""
+    node = await make_node(exec_slots=1, exec_hold_s=60.0)
+    sandbox = await node.create_sandbox(SPEC)
+
+    results = await asyncio.gather(
+        *(node.exec(sandbox.id, ExecRequest(command="echo x")) for _ in range(4))
+    )
+
+    queued = [result.queued_s for result in results]
+    assert queued[0] == 0.0
+    assert 0 < queued[1] < queued[2] < queued[3]
+
+
+async def test_exec_that_runs_long_gives_its_slot_back(make_node: NodeMaker) -> None:
+    """Background servers must not keep others from starting."""
+    node = await make_node(exec_slots=1, exec_hold_s=0.01)
+    sandbox = await node.create_sandbox(SPEC)
+
+    await node.start_exec(sandbox.id, ExecRequest(command="sleep 60"))
+    await node.start_exec(sandbox.id, ExecRequest(command="sleep 60"))
+
+    assert (await node.exec(sandbox.id, ExecRequest(command="echo x"))).ok
+
+
+async def test_exec_beyond_limits_is_refused(make_node: NodeMaker) -> None:
+    """Running ones are bounded, and so are those that wait."""
+    node = await make_node(exec_slots=1, exec_hold_s=60.0, queue_limit=1, max_running_execs=3)
+    sandbox = await node.create_sandbox(SPEC)
+    await node.start_exec(sandbox.id, ExecRequest(command="sleep 60"))
+    waiting = asyncio.ensure_future(node.exec(sandbox.id, ExecRequest(command="echo x")))
+    await asyncio.sleep(0.01)
+
+    with pytest.raises(CapacityError, match="waiting"):
+        await node.exec(sandbox.id, ExecRequest(command="echo y"))
+
+    await node.delete(sandbox.id)
+    with pytest.raises(SandboxGoneError):
+        await waiting
+
+
+# --- to the end -----------------------------------------------------------------------
+
+
+async def test_exec_in_flight_at_delete_ends_as_sandbox_gone(node: Node) -> None:
+    """With its output, for the one who waits and for the one who asks later."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo there; sleep 60", operation_id="op-1")
+    running = asyncio.ensure_future(node.exec(sandbox.id, request))
+    await until(lambda: _has_output(node, "op-1"))
+
+    await node.delete(sandbox.id)
+
+    result = await running
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"there\n")
+    assert await node.wait_exec("op-1") is result
+
+
+async def _has_output(node: Node, operation_id: str) -> bool:
+    try:
+        return bool((await node.read_output(operation_id, wait=False)).data)
+    except OperationNotFoundError:
+        return False
+
+
+async def test_exec_that_waits_when_its_sandbox_ends_was_not_executed(
+    make_node: NodeMaker,
+) -> None:
+    """The three outcomes of a failure are told apart."""
+    node = await make_node(exec_slots=1, exec_hold_s=60.0)
+    sandbox = await node.create_sandbox(SPEC)
+    await node.start_exec(sandbox.id, ExecRequest(command="sleep 60"))
+    waiting = asyncio.ensure_future(node.exec(sandbox.id, ExecRequest(command="echo x")))
+    await asyncio.sleep(0)
+
+    await node.delete(sandbox.id)
+
+    with pytest.raises(SandboxGoneError) as caught:
+        await waiting
+    assert caught.value.execution is Execution.NOT_EXECUTED
+
+
+class _Silent(FakeSandbox):
+    """Never reports the end of a command; one that is named `hold` it never even starts."""
+
+    async def start_exec(self, request: ExecRequest, operation_id: str):
+        running = await super().start_exec(request, operation_id)
+        running.wait = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        if request.operation_id == "hold":
+            await asyncio.Event().wait()
+        return running
+
+
+async def test_exec_of_runtime_that_never_reports_ends_all_the_same(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime's fault must not hang a rollout for ever."""
+    monkeypatch.setattr("coldframe.node.execs._SETTLE_S", 0.05)
+    runtime = FakeRuntime()
+    runtime.sandbox_class = _Silent
+    node = await make_node(runtime)
+    sandbox = await node.create_sandbox(SPEC)
+    operation = await node.start_exec(sandbox.id, ExecRequest(command="echo there; sleep 60"))
+    await node.read_output(operation)
+    held = ExecRequest(argv=("true",), operation_id="hold")
+    starting = asyncio.ensure_future(node.exec(sandbox.id, held))
+    await asyncio.sleep(0)
+
+    await node.delete(sandbox.id)
+
+    result = await node.wait_exec(operation)
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"there\n")
+    with pytest.raises(SandboxGoneError) as caught:
+        await starting
+    assert caught.value.execution is Execution.UNKNOWN
+
+
+# --- reading and control --------------------------------------------------------------
+
+
+async def test_output_of_ended_exec_can_be_read_from_any_cursor(node: Node) -> None:
+    """From the result when it holds all, from the spool when it does not."""
+    sandbox = await node.create_sandbox(SPEC)
+    small = await node.exec(sandbox.id, ExecRequest(command="printf 0123456789; printf e >&2"))
+    large = await node.exec(sandbox.id, ExecRequest(command="seq 1 100000", window_bytes=100))
+
+    chunk = await node.read_output(small.operation_id, "stdout", 3, 4)
+    assert (chunk.offset, chunk.data, chunk.eof) == (3, b"3456", False)
+    chunk = await node.read_output(small.operation_id, "stdout", 7, 100)
+    assert (chunk.data, chunk.eof) == (b"789", True)
+    assert (await node.read_output(small.operation_id, "stderr")).data == b"e"
+    chunk = await node.read_output(large.operation_id, "stdout", 300_000, 7)
+    assert len(chunk.data) == 7
+    assert chunk.dropped_bytes == 0
+
+
+async def test_output_beyond_kept_spools_says_what_is_missing(make_node: NodeMaker) -> None:
+    """The oldest spool is dropped; what the result has can still be read."""
+    node = await make_node(spool_count=1)
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="seq 1 100000", window_bytes=100)
+    first = await node.exec(sandbox.id, request)
+    await node.exec(sandbox.id, request)
+
+    head = await node.read_output(first.operation_id, "stdout", 0, 1000)
+    rest = await node.read_output(first.operation_id, "stdout", 50, 1000)
+
+    assert head.data == first.out.head
+    assert rest.dropped_bytes == first.out.omitted_bytes
+    assert (rest.data, rest.eof) == (first.out.tail, True)
+
+
+async def test_background_exec_is_controlled_by_its_id(node: Node) -> None:
+    """stdin, signals, marks and the terminal's size, from any connection."""
+    sandbox = await node.create_sandbox(SPEC)
+    cat = await node.start_exec(sandbox.id, ExecRequest(argv=("cat",), stdin_open=True))
+    await node.write_stdin(cat, b"hello\n")
+    assert (await node.read_output(cat)).data == b"hello\n"
+    assert await node.mark(cat) == (6, 0)
+    with pytest.raises(InvalidRequestError, match="terminal"):
+        await node.resize(cat, 10, 10)
+    assert await node.signal(cat, signal.SIGTERM, SignalScope.LEADER) == 1
+    result = await node.wait_exec(cat)
+    assert (result.reason, result.signal) == (Reason.SIGNAL, signal.SIGTERM)
+
+    assert await node.signal(cat, signal.SIGTERM) == 0
+    assert await node.mark(cat) == (6, 0)
+    await node.close_stdin(cat)
+    with pytest.raises(BrokenPipeError):
+        await node.write_stdin(cat, b"x")
+
+    terminal = await node.start_exec(
+        sandbox.id, ExecRequest(command="read x; stty size", pty=PtySize(), stdin_open=True)
+    )
+    await node.resize(terminal, 40, 132)
+    await node.write_stdin(terminal, b"\n")
+    assert b"40 132" in (await node.wait_exec(terminal)).stdout
+
+
+async def test_leftovers_of_ended_exec_are_still_reached(node: Node) -> None:
+    """Their output goes on, a signal finds them, and forget drops only output."""
+    sandbox = await node.create_sandbox(SPEC)
+    command = "(while [ ! -e go ]; do sleep 0.02; done; echo late; sleep 60) & echo early"
+    result = await node.exec(sandbox.id, ExecRequest(command=command))
+    assert len(result.leftovers) >= 1
+
+    await node.exec(sandbox.id, ExecRequest(command=": > go"))
+
+    assert (await node.read_output(result.operation_id, "stdout", 6)).data == b"late\n"
+    await node.forget(result.operation_id)
+    assert await node.processes(sandbox.id) != ()
+    assert await node.signal(result.operation_id, signal.SIGKILL, SignalScope.TREE) >= 1
+
+
+async def test_read_of_exec_that_failed_to_start_raises_why(node: Node) -> None:
+    """Not an empty stream, which would look like a command that printed nothing."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(argv=("no-such",), operation_id="op-1")
+    with pytest.raises(ProgramNotFoundError):
+        await node.start_exec(sandbox.id, request)
+
+    with pytest.raises(ProgramNotFoundError):
+        await node.read_output("op-1")
+    with pytest.raises(ProgramNotFoundError):
+        await node.write_stdin("op-1", b"x")
+
+
+async def test_unknown_operation_is_said(node: Node) -> None:
+    """By type, for every call."""
+    for call in (
+        node.wait_exec("op-no"),
+        node.read_output("op-no"),
+        node.signal("op-no", 9),
+        node.mark("op-no"),
+        node.forget("op-no"),
+        node.write_stdin("op-no", b""),
+        node.close_stdin("op-no"),
+        node.resize("op-no", 1, 1),
+    ):
+        with pytest.raises(OperationNotFoundError, match="op-no"):
+            await call
+
+
+def open_descriptors() -> int:
+    """How many this process has."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
+    """A descriptor per command would end the node after some thousands."""
+    sandbox = await node.create_sandbox(SPEC)
+    request = ExecRequest(command="echo x; sleep 60 & echo y >&2", stdin=b"in")
+
+    async def round_trip() -> int:
+        for _ in range(5):
+            await node.exec(sandbox.id, request)
+            await node.kill_processes(sandbox.id)
+        return open_descriptors()
+
+    await round_trip()
+    before = await round_trip()
+
+    async def back_to_before() -> bool:
+        return await round_trip() <= before
+
+    await until(back_to_before)

@@ -1,0 +1,471 @@
+"""How sandboxes begin and end, and what each state takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coldframe.node.life import ENDED, NEXT
+from coldframe.node.node import Node
+from coldframe.protocol.errors import (
+    CapacityError,
+    ClientClosedError,
+    ConflictError,
+    CreateError,
+    InvalidRequestError,
+    NameInUseError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SandboxStateError,
+)
+from coldframe.protocol.models import ExecRequest, Reason, SandboxInfo, SandboxSpec, SandboxState
+from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
+from tests.unit.node.conftest import SPEC, HeldRuntime, NodeMaker
+
+TRUE = ExecRequest(argv=("true",))
+
+
+async def ended(node: Node, sandbox_id: str) -> SandboxInfo:
+    """Wait until a sandbox is in a final state."""
+    await until(lambda: _has_ended(node, sandbox_id))
+    return await node.get(sandbox_id)
+
+
+async def _has_ended(node: Node, sandbox_id: str) -> bool:
+    return (await node.get(sandbox_id)).state in ENDED
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that only asking can tell."""
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def handle_of(node: Node, sandbox_id: str) -> FakeSandbox:
+    """The runtime's side of a sandbox."""
+    assert isinstance(node.runtime, FakeRuntime)
+    return node.runtime._sandboxes[sandbox_id]
+
+
+# --- beginning ------------------------------------------------------------------------
+
+
+async def test_create_returns_ready_sandbox_with_raised_version(node: Node) -> None:
+    """requested, provisioning, ready: two transitions."""
+    info = await node.create_sandbox(SandboxSpec(image="any", name="one", labels={"run": "r"}))
+
+    assert (info.state, info.version) == (SandboxState.READY, 3)
+    assert info.id.startswith(f"sb-{node.id}-")
+    assert info.ready_at is not None
+    assert info.expires_at == pytest.approx(info.created_at + 7200)
+    assert await node.get("one") == info
+    assert await node.list({"run": "r"}) == (info,)
+    assert await node.list({"run": "other"}) == ()
+
+
+async def test_create_that_fails_is_counted_and_leaves_nothing(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """The caller gets the runtime's typed error; the ledger still balances."""
+    node = await make_node(held)
+    held.create_error = CreateError("step 3 failed")
+
+    with pytest.raises(CreateError, match="step 3 failed"):
+        await node.create_sandbox(SPEC)
+
+    ledger = await node.ledger()
+    assert (ledger.created, ledger.failed, ledger.live) == (1, 1, 0)
+    assert ledger.balanced
+
+
+async def test_create_with_untyped_fault_becomes_create_error(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """Callers sort failures by type; a stray OSError would be nobody's."""
+    node = await make_node(held)
+    held.create_error = OSError(28, "No space left on device")
+
+    with pytest.raises(CreateError, match="No space left"):
+        await node.create_sandbox(SPEC)
+
+
+async def test_create_cancelled_leaves_nothing(make_node: NodeMaker, held: HeldRuntime) -> None:
+    """Nobody knows the id, so nobody else could delete it."""
+    node = await make_node(held)
+    held.gate.clear()
+    creating = asyncio.ensure_future(node.create_sandbox(SPEC))
+    await until(lambda: _made(held, 1))
+
+    creating.cancel()
+    await asyncio.sleep(0)
+    held.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+
+    await until(lambda: _balanced_without_live(node))
+    assert (await node.ledger()).failed == 1
+
+
+async def test_create_cancelled_before_its_turn_leaves_nothing(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """It waits behind others and is given up there."""
+    node = await make_node(held, create_slots=1)
+    held.gate.clear()
+    first = asyncio.ensure_future(node.create_sandbox(SPEC))
+    second = asyncio.ensure_future(node.create_sandbox(SPEC))
+    await until(lambda: _made(held, 1))
+
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    held.gate.set()
+    await first
+
+    assert held.creates == 1
+    ledger = await node.ledger()
+    assert (ledger.failed, ledger.live) == (1, 1)
+    assert ledger.balanced
+
+
+async def _made(held: HeldRuntime, number: int) -> bool:
+    return held.creates == number
+
+
+async def _balanced_without_live(node: Node) -> bool:
+    ledger = await node.ledger()
+    return ledger.balanced and ledger.live == 0
+
+
+async def test_create_waits_its_turn_and_says_how_long(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """T_run is split into queue, create and the rest."""
+    node = await make_node(held, create_slots=1)
+    held.gate.clear()
+    creates = [asyncio.ensure_future(node.create_sandbox(SPEC)) for _ in range(3)]
+    await until(lambda: _made(held, 1))
+    held.gate.set()
+
+    infos = await asyncio.gather(*creates)
+
+    assert infos[0].queued_s == 0.0
+    assert 0 < infos[1].queued_s < infos[2].queued_s
+
+
+async def test_create_beyond_limits_is_refused(make_node: NodeMaker) -> None:
+    """Refused at once, with nothing recorded."""
+    node = await make_node(max_sandboxes=1)
+    await node.create_sandbox(SPEC)
+
+    with pytest.raises(CapacityError, match="1 sandboxes are alive"):
+        await node.create_sandbox(SPEC)
+
+    assert (await node.ledger()).created == 1
+
+
+async def test_name_is_unique_among_live_only(node: Node) -> None:
+    """A name can be used again once its bearer has ended."""
+    spec = SandboxSpec(image="any", name="one")
+    first = await node.create_sandbox(spec)
+
+    with pytest.raises(NameInUseError, match="one"):
+        await node.create_sandbox(spec)
+    await node.delete("one")
+    second = await node.create_sandbox(spec)
+
+    assert (await node.get("one")).id == second.id != first.id
+    with pytest.raises(SandboxNotFoundError, match="two"):
+        await node.get("two")
+
+
+# --- ending ---------------------------------------------------------------------------
+
+
+async def test_delete_twice_is_fine(node: Node) -> None:
+    """Retries of a delete whose answer was lost must not fail."""
+    info = await node.create_sandbox(SPEC)
+
+    answers = await asyncio.gather(node.delete(info.id), node.delete(info.id))
+    again = await node.delete(info.id)
+
+    assert {answer.state for answer in (*answers, again)} == {SandboxState.DELETED}
+    assert again.version == 5
+    assert (await node.ledger()).deleted == 1
+
+
+async def test_delete_while_provisioning_ends_in_failed(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """Somebody saw it in the list and wants it gone."""
+    node = await make_node(held)
+    held.gate.clear()
+    creating = asyncio.ensure_future(node.create_sandbox(SPEC, operation_id="op-1"))
+    await until(lambda: _made(held, 1))
+    (info,) = await node.list()
+
+    deleting = asyncio.ensure_future(node.delete(info.id))
+    await asyncio.sleep(0)
+    held.gate.set()
+
+    assert (await deleting).state is SandboxState.FAILED
+    with pytest.raises(SandboxGoneError, match="deleted before it was ready"):
+        await creating
+    assert (await node.ledger()).balanced
+
+
+async def test_delete_that_fails_can_be_tried_again(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """It stays `terminating`, counts as live, and takes no operation."""
+    node = await make_node(held)
+    info = await node.create_sandbox(SPEC)
+    held.destroy_error = OSError("busy")
+
+    with pytest.raises(SandboxStateError, match="busy"):
+        await node.delete(info.id)
+    with pytest.raises(SandboxStateError, match="terminating"):
+        await node.exec(info.id, TRUE)
+    assert (await node.ledger()).live == 1
+    held.destroy_error = None
+
+    assert (await node.delete(info.id)).state is SandboxState.DELETED
+
+
+async def test_terminating_sandbox_refuses_operations_and_answers_questions(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """Questions go on being answered until the end, and after it."""
+    node = await make_node(held)
+    info = await node.create_sandbox(SPEC)
+    held.destroy_error = OSError("busy")
+    with pytest.raises(SandboxStateError):
+        await node.delete(info.id)
+
+    refused = (
+        node.exec(info.id, TRUE),
+        node.start_exec(info.id, TRUE),
+        node.renew(info.id, 10),
+        node.processes(info.id),
+        node.listening_ports(info.id),
+        node.kill_processes(info.id),
+        node.connect(info.id, 80),
+        node.fingerprint(info.id),
+        node.files(info.id).stat("/"),
+    )
+    for operation in refused:
+        with pytest.raises(SandboxStateError, match="is terminating"):
+            await operation
+    assert (await node.get(info.id)).state is SandboxState.TERMINATING
+    held.destroy_error = None
+
+
+async def test_ended_sandbox_refuses_operations_as_gone(node: Node) -> None:
+    """Also the files object that was taken while it lived."""
+    info = await node.create_sandbox(SPEC)
+    files = node.files(info.id)
+    await node.delete(info.id)
+
+    with pytest.raises(SandboxGoneError, match="was deleted"):
+        await node.exec(info.id, TRUE)
+    with pytest.raises(SandboxGoneError, match="was deleted"):
+        await files.stat("/")
+    with pytest.raises(SandboxGoneError, match="was deleted"):
+        await node.renew(info.id, 10)
+
+
+async def test_expected_version_that_is_stale_is_a_conflict(node: Node) -> None:
+    """An operation that was decided on another state does not run."""
+    info = await node.create_sandbox(SPEC)
+
+    with pytest.raises(ConflictError, match="version 3, not 2"):
+        await node.exec(info.id, ExecRequest(argv=("true",), expected_version=2))
+    with pytest.raises(ConflictError):
+        await node.renew(info.id, 10, expected_version=2)
+    with pytest.raises(ConflictError):
+        await node.delete(info.id, expected_version=2)
+
+    assert (await node.exec(info.id, ExecRequest(argv=("true",), expected_version=3))).ok
+    assert (await node.delete(info.id, expected_version=3)).state is SandboxState.DELETED
+
+
+def test_table_of_transitions_is_closed() -> None:
+    """Every state is there, final ones lead nowhere, every other can end."""
+    assert set(NEXT) == set(SandboxState)
+    assert {state for state, after in NEXT.items() if not after} == set(ENDED)
+
+    def reaches_end(state: SandboxState, seen: frozenset[SandboxState]) -> bool:
+        after = NEXT[state] - seen
+        return state in ENDED or any(reaches_end(s, seen | {state}) for s in after)
+
+    assert all(reaches_end(state, frozenset()) for state in SandboxState)
+
+
+# --- leases ---------------------------------------------------------------------------
+
+
+async def test_lease_that_ends_deletes_and_counts_apart(node: Node) -> None:
+    """Forgotten sandboxes must not pile up, and must be told from deleted ones."""
+    info = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.05))
+
+    last = await ended(node, info.id)
+
+    assert (last.state, last.expired) == (SandboxState.DELETED, True)
+    ledger = await node.ledger()
+    assert (ledger.expired, ledger.deleted, ledger.live) == (1, 0, 0)
+    with pytest.raises(SandboxGoneError, match="lease ended"):
+        await node.exec(info.id, TRUE)
+
+
+async def test_lease_that_is_renewed_lasts(node: Node) -> None:
+    """From now on, not from the creation; null means never."""
+    short = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.2))
+    other = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.2))
+
+    renewed = await node.renew(short.id, 3600)
+    assert renewed.expires_at == pytest.approx(time.time() + 3600, abs=5)
+    await ended(node, other.id)
+    assert (await node.get(short.id)).state is SandboxState.READY
+
+    assert (await node.renew(short.id, None)).expires_at is None
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf"), 1e12])
+async def test_lease_of_absurd_length_is_refused(node: Node, ttl_s: float) -> None:
+    """It is named, and the old lease holds."""
+    info = await node.create_sandbox(SPEC)
+
+    with pytest.raises(InvalidRequestError, match="ttl_s"):
+        await node.renew(info.id, ttl_s)
+
+    assert (await node.get(info.id)).expires_at == info.expires_at
+
+
+async def test_lease_whose_end_fails_is_tried_again(
+    make_node: NodeMaker, held: HeldRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destroy that fails once must not make a sandbox immortal."""
+    monkeypatch.setattr("coldframe.node.sandboxes._EXPIRY_RETRY_S", 0.02)
+    node = await make_node(held)
+    held.destroy_error = OSError("busy")
+    info = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))
+    await until(lambda: _is(node, info.id, SandboxState.TERMINATING))
+
+    held.destroy_error = None
+
+    assert (await ended(node, info.id)).expired
+
+
+async def _is(node: Node, sandbox_id: str, state: SandboxState) -> bool:
+    return (await node.get(sandbox_id)).state is state
+
+
+# --- loss -----------------------------------------------------------------------------
+
+
+async def test_sandbox_that_dies_is_lost_and_its_execs_end(node: Node) -> None:
+    """An OOM kill of pid 1 must never hang a rollout."""
+    info = await node.create_sandbox(SPEC)
+    operation = await node.start_exec(info.id, ExecRequest(command="echo there; sleep 60"))
+    await node.read_output(operation)
+
+    handle_of(node, info.id).die("oom")
+    result = await node.wait_exec(operation)
+
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"there\n")
+    last = await node.get(info.id)
+    assert (last.state, last.reason) == (SandboxState.LOST, "oom")
+    with pytest.raises(SandboxGoneError, match="was lost: oom"):
+        await node.exec(info.id, TRUE)
+    assert (await node.delete(info.id)).state is SandboxState.LOST
+    ledger = await node.ledger()
+    assert (ledger.lost, ledger.live) == (1, 0)
+    assert ledger.balanced
+
+
+async def test_runtime_that_dies_loses_all_sandboxes(node: Node) -> None:
+    """The spawner is gone: every sandbox is lost, none is forgotten."""
+    infos = [await node.create_sandbox(SPEC) for _ in range(3)]
+    assert isinstance(node.runtime, FakeRuntime)
+    assert node.runtime._zygote is not None
+
+    node.runtime._zygote.kill()
+
+    for info in infos:
+        assert (await ended(node, info.id)).reason == "spawner lost"
+    ledger = await node.ledger()
+    assert (ledger.lost, ledger.live) == (3, 0)
+    assert ledger.balanced
+
+
+# --- close ----------------------------------------------------------------------------
+
+
+async def test_close_ends_everything_and_reports_what_it_could_not(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """One destroy that fails must not save the others."""
+    node = await make_node(held)
+    stubborn = await node.create_sandbox(SPEC)
+    others = [await node.create_sandbox(SPEC) for _ in range(3)]
+
+    async def fails() -> None:
+        raise OSError("busy")
+
+    handle_of(node, stubborn.id).destroy = fails  # type: ignore[method-assign]
+    report = await node.close()
+
+    assert report.ended == len(others)
+    assert any("busy" in failure for failure in report.failures)
+    assert not (node.settings.home / "nodes" / node.id).exists()
+
+
+async def test_close_while_creating_leaves_nothing(make_node: NodeMaker, held: HeldRuntime) -> None:
+    """A client that is closed in the middle of a burst."""
+    node = await make_node(held, create_slots=1)
+    held.gate.clear()
+    creates = [asyncio.ensure_future(node.create_sandbox(SPEC)) for _ in range(3)]
+    await until(lambda: _made(held, 1))
+    base = held.base
+
+    closing = asyncio.ensure_future(node.close())
+    await asyncio.sleep(0)
+    held.gate.set()
+    await closing
+
+    outcomes = await asyncio.gather(*creates, return_exceptions=True)
+    assert all(isinstance(outcome, SandboxGoneError) for outcome in outcomes), outcomes
+    assert not base.exists()
+
+
+async def test_node_that_is_closed_refuses_by_type(node: Node) -> None:
+    """Not by an AttributeError. Closing twice is fine."""
+    info = await node.create_sandbox(SPEC)
+    await node.close()
+    await node.close()
+
+    with pytest.raises(ClientClosedError):
+        await node.create_sandbox(SPEC)
+    with pytest.raises(ClientClosedError):
+        await node.get(info.id)
+    with pytest.raises(ClientClosedError):
+        node.capabilities()
+
+
+async def test_ended_records_are_bounded(make_node: NodeMaker) -> None:
+    """A node that runs for weeks must not remember every sandbox."""
+    node = await make_node(ended_count=2)
+    ids = []
+    for _ in range(3):
+        info = await node.create_sandbox(SPEC)
+        await node.delete(info.id)
+        ids.append(info.id)
+
+    with pytest.raises(SandboxNotFoundError):
+        await node.get(ids[0])
+    assert (await node.get(ids[2])).state is SandboxState.DELETED
+    assert (await node.ledger()).deleted == 3
