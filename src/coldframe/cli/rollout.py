@@ -28,7 +28,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("run")
-def run(  # noqa: PLR0917 - each is an option of the command
+def run(
     tasks: Annotated[
         list[Path], typer.Argument(metavar="TASKS...", help="Task directories, or of tasks.")
     ],

@@ -25,9 +25,7 @@ _STAY = syscalls.RESOLVE_NO_XDEV | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOL
 _LOOK = os.O_PATH | os.O_NOFOLLOW
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_XATTRS = frozenset(
-    {"trusted.overlay.opaque", "trusted.overlay.redirect", "security.capability"}
-)
+_KEPT_XATTRS = frozenset({"trusted.overlay.opaque", "security.capability"})
 
 
 def export_layer(directory: int, name: bytes, target: Path) -> None:

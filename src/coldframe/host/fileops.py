@@ -237,6 +237,8 @@ def _is_directory(tree: RootTree, path: bytes) -> bool:
                 return True
     except FileNotFoundError:
         return False
+    except NotADirectoryError:  # something on the way there
+        pass
     raise FileExistsError(errno.EEXIST, "not a directory", path)
 
 

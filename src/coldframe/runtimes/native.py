@@ -96,6 +96,11 @@ class NativeRuntime:
         return "native"
 
     @property
+    def node_id(self) -> str:
+        """The node that its sandboxes' ids name."""
+        return self._node_id
+
+    @property
     def steps(self) -> tuple[str, ...]:
         """Where `inject` can make a create fail."""
         return self._spawners[-1].steps
@@ -181,16 +186,20 @@ class NativeRuntime:
         if not self._open:
             return
         self._open = False
-        await asyncio.gather(*self._making, return_exceptions=True)
-        await asyncio.gather(
-            *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
-            return_exceptions=True,
-        )
+        await self.destroy_all()
         for spawner in self._spawners:
             await spawner.close()
         for name in self._storage.names():
             await self._storage.remove(name, self._remove_tree_here)
         await asyncio.to_thread(self._undo.close)
+
+    async def destroy_all(self) -> None:
+        """End every sandbox, those that are being made too."""
+        await asyncio.gather(*self._making, return_exceptions=True)
+        await asyncio.gather(
+            *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
+            return_exceptions=True,
+        )
 
     def capabilities(self) -> Capabilities:
         """See `Runtime.capabilities`."""
