@@ -131,6 +131,8 @@ class _StrictInfo(tarfile.TarInfo):
             if type(error).__name__ == "EOFHeaderError":
                 raise  # the mark that ends an archive
             raise ImageError(f"cut short or damaged ({error})") from error
+        except (ValueError, LookupError, OverflowError) as error:
+            raise ImageError(f"a damaged extended header ({error})") from error
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from coldframe.images.digest import MAX_ID
 from coldframe.images.view import MergedView
 from coldframe.protocol.errors import ImageError
+
+_NUMBER = re.compile(r"[0-9]{1,10}")
 
 
 def resolve_owner(view: MergedView, owner: str) -> tuple[int, int]:
@@ -16,12 +19,12 @@ def resolve_owner(view: MergedView, owner: str) -> tuple[int, int]:
         ImageError: no such user or group in the image, or an id above 65535.
     """
     user, _, group = owner.partition(":")
-    if user.isascii() and user.isdigit():
+    if _NUMBER.fullmatch(user):
         uid = gid = int(user)
     else:
         uid, gid = _account(view, user)
     if group:
-        gid = int(group) if group.isascii() and group.isdigit() else _group(view, group)
+        gid = int(group) if _NUMBER.fullmatch(group) else _group(view, group)
     if uid > MAX_ID or gid > MAX_ID:
         raise ImageError(f"{owner!r}: an image holds the ids 0 to {MAX_ID} only")
     return uid, gid
@@ -29,19 +32,19 @@ def resolve_owner(view: MergedView, owner: str) -> tuple[int, int]:
 
 def _account(view: MergedView, name: str) -> tuple[int, int]:
     for fields in _lines(view, b"etc/passwd"):
-        if fields[0] == name and len(fields) >= 4 and (fields[2] + fields[3]).isdigit():
+        if fields[0] == name and len(fields) >= 4 and all(map(_NUMBER.fullmatch, fields[2:4])):
             return int(fields[2]), int(fields[3])
     raise ImageError(f"no user {name!r} in the image's /etc/passwd")
 
 
 def _group(view: MergedView, name: str) -> int:
     for fields in _lines(view, b"etc/group"):
-        if fields[0] == name and len(fields) >= 3 and fields[2].isdigit():
+        if fields[0] == name and len(fields) >= 3 and _NUMBER.fullmatch(fields[2]):
             return int(fields[2])
     raise ImageError(f"no group {name!r} in the image's /etc/group")
 
 
 def _lines(view: MergedView, path: bytes) -> Iterator[list[str]]:
     content = view.read(path) or b""
-    for line in content.decode("utf-8", "replace").splitlines():
+    for line in content.decode("utf-8", "replace").split("\n"):
         yield line.split(":")

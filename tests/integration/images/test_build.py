@@ -287,6 +287,31 @@ async def test_copy_patterns_match_within_one_directory(bench: Bench) -> None:
     assert bench.read(image, "three/d.py") is None
 
 
+async def test_copy_of_the_whole_context_takes_its_content(bench: Bench) -> None:
+    """`COPY . .` is the commonest line there is."""
+    bench.write(file="x")
+    (bench.context / "sub").mkdir()
+    (bench.context / "sub" / "tool").write_text("t")
+    (bench.context / "sub" / "tool").chmod(0o4755)
+
+    image = await bench.build("FROM busybox\nENV PATH=/opt/app:$PATH\nWORKDIR /opt/app\nCOPY . .\n")
+
+    assert bench.read(image, "opt/app/file") == "x"
+    assert bench.owner(image, "opt/app/sub/tool") == (0o4755, 0, 0)
+    assert dict(image.config.env)["PATH"].startswith("/opt/app:/usr/local/sbin:")
+
+
+async def test_owner_from_a_hostile_passwd_is_a_number_or_refused(
+    bench: Bench, refuse: Refuse
+) -> None:
+    """The image's /etc/passwd is text that a stranger wrote."""
+    bench.write(file="x", passwd="odd:x:²:1::/:\nbig:x:99999:1::/:\nshort:x\n\n:::\n")
+
+    for user, said in [("odd", "no user"), ("short", "no user"), ("big", "0 to 65535 only")]:
+        text = f"FROM busybox\nCOPY passwd /etc/\nCOPY --chown={user} file /x\n"
+        assert said in await refuse(text)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
