@@ -51,9 +51,10 @@ from coldframe.protocol.models import (
 )
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
-from coldframe.runtimes.fake_exec import FakeExec, open_streams
+from coldframe.runtimes.fake_exec import FakeExec, open_streams, process_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LEAK_GRACE_S = 1.0
 _PASSWD = b"root:x:0:0:root:/root:/bin/sh\n"
 
 
@@ -260,6 +261,10 @@ class FakeSandbox:
         """See `SandboxHandle.processes`."""
         self._require_alive()
         return self.own_processes()
+
+    def supervisors(self) -> list[int]:
+        """Pids of the processes below which everything of it runs."""
+        return [e.supervisor for e in self._execs if e.supervisor is not None]
 
     def own_processes(self) -> tuple[ProcessInfo, ...]:
         """All that runs, also while it is being ended."""
@@ -491,21 +496,27 @@ class FakeRuntime:
         return ours
 
     async def leaks(self, live: Sequence[str]) -> tuple[str, ...]:
-        """See `Runtime.leaks`: directories and process trees of no live sandbox."""
+        """See `Runtime.leaks`: directories and process trees of no live sandbox.
+
+        What is just starting or ending gets a grace of 1 s.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LEAK_GRACE_S
+        found = self._strays(live)
+        while found and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+            found = self._strays(live)
+        return found
+
+    def _strays(self, live: Sequence[str]) -> tuple[str, ...]:
         if self._channel is None or self._zygote is None:
             return ()
+        alive = [self._sandboxes[name] for name in live if name in self._sandboxes]
+        known = {number for sandbox in alive for number in sandbox.supervisors()}
         strays = [
             f"directory {entry}" for entry in sorted(self.base.iterdir()) if entry.name not in live
         ]
-        known = {
-            info.pid
-            for sandbox_id in live
-            if sandbox_id in self._sandboxes
-            for info in self._sandboxes[sandbox_id].own_processes()
-        }
-        supervisors = set(fake_zygote.children(self._zygote.pid))
-        for supervisor in supervisors:
+        for supervisor in set(fake_zygote.children(self._zygote.pid)) - known:
             below = fake_zygote.descendants(supervisor)
-            if below and not known.intersection(below):
-                strays.append(f"process {below[0]}")
+            strays += [f"process {pid}" for pid in below if process_name(pid) is not None]
         return tuple(strays)

@@ -162,9 +162,9 @@ class FakeExec:
         return self._leader
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the command itself has ended."""
-        return self._finished.done()
+    def supervisor(self) -> int | None:
+        """The pid of the process that the whole tree stays below."""
+        return self._supervisor
 
     # --- start ------------------------------------------------------------------------
 
@@ -226,6 +226,8 @@ class FakeExec:
             )
         if not self._started.done():
             self._started.set_result(None)
+        if self._reason is not None:  # its sandbox was destroyed while it started
+            self._spawn(self.kill())
 
     def _on_supervisor_end(self) -> None:
         assert self._status is not None

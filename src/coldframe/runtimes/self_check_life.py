@@ -12,7 +12,7 @@ from coldframe.protocol.errors import (
     PortUnreachableError,
     SandboxGoneError,
 )
-from coldframe.protocol.models import Reason, SandboxSpec
+from coldframe.protocol.models import ExecResult, Reason, SandboxSpec
 from coldframe.runtimes.self_check_lab import (
     Bench,
     Checks,
@@ -144,6 +144,23 @@ async def destroy_ends_what_runs_as_sandbox_gone(lab: Lab) -> None:
         equal(b"".join(chunk.data for chunk in chunks), b"there\n", "output afterwards")
         await bench.handle.destroy()
         expect(not bench.handle.gone.done(), "a destroyed sandbox counts as gone by itself")
+
+
+@check()
+async def destroy_meets_commands_that_start(lab: Lab) -> None:
+    """Each ends at once, as gone or never begun; none hangs and none survives."""
+    for steps in range(6):
+        async with lab.sandbox() as bench:
+            runs = [asyncio.ensure_future(bench.run("echo x; sleep 60")) for _ in range(3)]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await bench.handle.destroy()
+            for outcome in await asyncio.gather(*runs, return_exceptions=True):
+                if isinstance(outcome, ExecResult):
+                    equal(outcome.reason, Reason.SANDBOX_GONE, "end of a command")
+                else:
+                    gone = isinstance(outcome, SandboxGoneError)
+                    expect(gone, f"a command that had begun: {outcome!r}")
 
 
 @check()
