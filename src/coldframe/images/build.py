@@ -26,7 +26,12 @@ from coldframe.images.unpack import DEFAULT_CONFIG
 from coldframe.images.users import resolve_owner
 from coldframe.images.variables import WordError, expand, split_words
 from coldframe.images.view import MergedView
-from coldframe.protocol.errors import DockerfileError, ImageError, ImageNotFoundError
+from coldframe.protocol.errors import (
+    DockerfileError,
+    ImageError,
+    ImageNotFoundError,
+    NotExecutedError,
+)
 from coldframe.protocol.models import ExecResult, Reason
 
 DEADLINE_S = 600.0
@@ -213,7 +218,7 @@ def _line_named(instruction: Instruction) -> Iterator[None]:
         yield
     except DockerfileError:
         raise
-    except (ImageError, WordError) as error:
+    except (ImageError, WordError, NotExecutedError) as error:
         raise instruction.refuse(str(error)) from error
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from coldframe.images.base import Image
+from coldframe.images.base import BuildStep, Image
 from coldframe.images.bootstrap import bootstrap
 from coldframe.images.build import build
 from coldframe.images.store import ImageStore
 from coldframe.images.view import MergedView
-from coldframe.protocol.errors import DockerfileError, ImageError
+from coldframe.protocol.errors import DockerfileError, ImageError, ShellNotFoundError
+from coldframe.protocol.models import ExecResult
 from tests.integration.images.chroot_step import ChrootStep
 
 
@@ -371,6 +372,18 @@ async def test_copy_that_does_not_fit_the_image_is_refused(
     (bench.context / "tree" / "etc").write_text("a file where the image has a directory")
 
     assert said in await refuse(f"FROM busybox\n{line}\n")
+
+
+async def test_step_that_cannot_be_started_names_its_line(bench: Bench) -> None:
+    """An image without a shell, or a USER that nothing made: the author's to mend."""
+
+    async def no_shell(step: BuildStep) -> ExecResult:
+        raise ShellNotFoundError("no /bin/sh in the image")
+
+    (bench.context / "Dockerfile").write_text("FROM busybox\nRUN echo 1\n")
+
+    with pytest.raises(DockerfileError, match=r"Dockerfile:2: no /bin/sh in the image"):
+        await build(bench.store, "x", bench.context, no_shell)
 
 
 async def test_from_of_missing_image_says_how_to_get_it(refuse: Refuse) -> None:
