@@ -27,8 +27,7 @@ from coldframe.trajectories.recorder import Recorder, StepRecord
 from coldframe.trajectories.schema import Termination
 
 if TYPE_CHECKING:
-    from coldframe.client import AsyncSandbox
-    from coldframe.client._requests import ExecOptions
+    from coldframe.client import AsyncSandbox, ExecOptions
 
 OUTPUT_WINDOW_BYTES = 8 * MIB
 """Per stream, how much of a command's output is brought to the record."""

@@ -1,0 +1,43 @@
+"""Tasks and attempts in real sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest_asyncio
+
+from coldframe.client import AsyncSandboxClient
+from coldframe.rollouts.attempt import Attempt, AttemptSettings
+from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.task import load_task
+from coldframe.trajectories.schema import Trajectory
+from coldframe.trajectories.store import BlobStore, write_trajectory
+
+RunAttempt = Callable[..., Awaitable[Trajectory]]
+
+
+@pytest_asyncio.fixture
+async def run_attempt(
+    native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> AsyncIterator[RunAttempt]:
+    """Run one attempt at a task directory: `run_attempt(directory, "oracle", wrong="a")`.
+
+    Every trajectory that comes out is written and read back, as a run would.
+    """
+    images = ImageBuilder(native_async_client)
+    blobs = BlobStore(tmp_path / "blobs")
+    count = 0
+
+    async def run(directory: Path, harness: str = "oracle", **settings: object) -> Trajectory:
+        nonlocal count
+        count += 1
+        chosen = AttemptSettings("run-test", harness, **settings)  # type: ignore[arg-type]
+        task = load_task(directory)
+        attempt = Attempt(native_async_client, images, blobs, task, chosen, sample=count, attempt=0)
+        trajectory = await attempt.run()
+        write_trajectory(tmp_path / "attempts" / str(count), trajectory, blobs)
+        return trajectory
+
+    yield run
+    await images.close()

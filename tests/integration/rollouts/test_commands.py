@@ -1,0 +1,214 @@
+"""The commands as a user runs them: real processes, killed and interrupted for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coldframe.rollouts.directory import RunDirectory
+from coldframe.trajectories.store import read_trajectory
+from tests.doubles.model_endpoint import Bash, ModelEndpoint, Reply, Say
+from tests.integration.rollouts.test_attempt import make_task
+from tests.unit.rollouts.tasks import BASE, write_task
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("debian_image")]
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "tasks"
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "coldframe.cli.main", *map(str, words)]
+
+
+def coldframe(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), capture_output=True, text=True, check=False, env={**os.environ, **env}
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Return when the path is there; a process that ended before is a failure."""
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def scripted_solution(task: str) -> list[Reply]:
+    """A policy that looks, writes the reference, checks and says that it is done."""
+    solution = (EXAMPLES / task / "solution" / "solve.sh").read_text()
+    return [
+        Bash("pwd; ls -la", "cat /etc/os-release | head -1"),
+        Bash(f"cat > /tmp/solve.sh <<'END-OF-SCRIPT'\n{solution}\nEND-OF-SCRIPT\nsh /tmp/solve.sh"),
+        Say("It is done."),
+    ]
+
+
+def test_rollout_run_with_react_solves_two_shipped_tasks(tmp_path: Path) -> None:
+    """The whole main job over the real HTTP API, from the command line to the table."""
+    names = ("recover-binary-log", "switch-to-grams")
+    scripts = {name: scripted_solution(name) for name in names}
+    words = {"recover-binary-log": "/srv/store", "switch-to-grams": "/srv/shop"}
+    with ModelEndpoint({words[name]: script for name, script in scripts.items()}) as endpoint:
+        done = coldframe(
+            "rollout", "run", *(EXAMPLES / name for name in names), "--harness", "react",
+            "--model", "policy", "--base-url", endpoint.base_url, "--api-key-env", "SCRIPTED_KEY",
+            "--out", tmp_path / "out", "--json", SCRIPTED_KEY="sk-scripted-1",
+        )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert {key: task["passes"] for key, task in summary["tasks"].items()} == dict.fromkeys(
+        names, 1
+    )
+    shown = coldframe("rollout", "show", tmp_path / "out")
+    assert "recover-binary-log.0.0" in shown.stdout
+    steps = coldframe("rollout", "show", tmp_path / "out", "--attempt", "switch-to-grams.0.0")
+    assert "step 2  model" in steps.stdout
+    assert "reward = 1" in steps.stdout
+
+
+def test_rollout_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """SIGKILL gives no chance to tidy up: what is on disk must do."""
+    task = make_task(tmp_path, solution__solve_sh="#!/bin/sh\nsleep 0.3; touch /done\n")
+    out = tmp_path / "out"
+    words = ("rollout", "run", task, "--harness", "oracle", "--samples", 6, "--out", out)
+    with subprocess.Popen(
+        command(*words, "--concurrency", 2), text=True, stderr=subprocess.PIPE
+    ) as process:
+        wait_for(out / "attempts" / "one.1.0" / "trajectory.json", process)
+        process.send_signal(signal.SIGKILL)
+    kept = {key: one.identity.trace_id for key, one in RunDirectory(out).results().items()}
+
+    again = coldframe(*words, "--resume", "--json")
+
+    assert 1 <= len(kept) < 6
+    assert again.returncode == 0, again.stderr
+    assert f"resuming: {len(kept)} of 6" in again.stderr
+    results = RunDirectory(out).results()
+    assert len(results) == 6
+    assert {key: results[key].identity.trace_id for key in kept} == kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rollout_run_that_is_interrupted_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Both the user's Ctrl-C and a scheduler's SIGTERM end it cleanly."""
+    task = make_task(tmp_path, solution__solve_sh="#!/bin/sh\nsleep 1000\n")
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        command("rollout", "run", task, "--harness", "oracle", "--out", out),
+        text=True,
+        stderr=subprocess.PIPE,
+    ) as process:
+        wait_for(out / "lock.json", process)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == 130, stderr
+    assert f"--out {out} --resume" in stderr
+    assert json.loads((out / "summary.json").read_text())["interrupted"]
+
+
+def test_rollout_run_exit_code_says_whether_all_ended_in_a_verdict(tmp_path: Path) -> None:
+    """A script must be able to tell without reading the results."""
+    good = make_task(tmp_path, "good")
+    crashing = make_task(tmp_path, "crashing", tests__test_sh="#!/bin/sh\nexit 1\n")
+    refused = write_task(tmp_path, "refused", toml=BASE + "gpus = 1\n")
+
+    def run(*tasks: Path, out: str) -> subprocess.CompletedProcess[str]:
+        return coldframe("rollout", "run", *tasks, "--harness", "nop", "--out", tmp_path / out)
+
+    verdicts, failed = run(good, out="a"), run(good, crashing, out="b")
+    partly = run(good, refused, out="c")
+
+    assert (verdicts.returncode, failed.returncode, partly.returncode) == (0, 1, 1)
+    assert "verifier failure reward_missing" in failed.stderr
+    assert "[environment] gpus = 1 is not honoured yet" in partly.stderr
+    assert "good" in partly.stdout
+    assert "refused" in partly.stdout
+    assert "\x1b[" not in partly.stdout + partly.stderr
+
+
+def test_rollout_run_on_a_changed_configuration_names_it(tmp_path: Path) -> None:
+    """One clear sentence, exit code of the caller's own mistakes, nothing lost."""
+    task = make_task(tmp_path)
+    words = ("rollout", "run", task, "--harness", "nop", "--out", tmp_path / "out")
+    assert coldframe(*words).returncode == 0
+
+    changed = coldframe(*words, "--samples", 2)
+
+    assert changed.returncode == 2
+    assert "samples: 1 is now 2" in changed.stderr
+    assert len(RunDirectory(tmp_path / "out").results()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--harness", "absent"), "absent"),
+        (("--harness", "react"), "--model"),
+        (("--harness", "nop", "--samples", "0"), "samples"),
+        (("--harness", "nop", "--steps", "-1"), "steps"),
+        (("--harness", "nop", "--resume", "--out", "/nowhere/run"), "/nowhere/run"),
+        (("--harness", "react", "--model", "m", "--base-url", "ftp://x"), "ftp://x"),
+        (("--model", "m", "--base-url", "http://x", "--api-key-env", "UNSET_1"), "UNSET_1"),
+    ],
+)  # fmt: skip
+def test_rollout_run_with_a_bad_word_names_it(
+    tmp_path: Path, words: tuple[str, ...], name: str
+) -> None:
+    """Each mistake gives one sentence and starts nothing."""
+    done = coldframe("rollout", "run", make_task(tmp_path), *words)
+
+    assert done.returncode == 2
+    assert name in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_rollout_show_of_what_is_no_run_says_so(tmp_path: Path) -> None:
+    """Not a traceback, whatever the directory is."""
+    done = coldframe("rollout", "show", tmp_path)
+
+    assert done.returncode == 2
+    assert "not a run" in done.stderr
+
+
+def test_task_check_tells_honest_tasks_from_others(tmp_path: Path) -> None:
+    """A task that passes with nothing done, or with a wrong solution, teaches nonsense."""
+    wrong = {"wrong__a__solve_sh": "#!/bin/sh\ntouch /nearly\n"}
+    honest = make_task(tmp_path, "honest", **wrong)
+    lax = make_task(
+        tmp_path, "lax", tests__test_sh="#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n", **wrong
+    )
+    good = coldframe("task", "check", honest, "--times", 2, "--json")
+    bad = coldframe("task", "check", lax, "--times", 1)
+
+    assert good.returncode == 0, good.stderr
+    (report,) = json.loads(good.stdout.splitlines()[-1])["tasks"]
+    assert {name: one["as_expected"] for name, one in report["contenders"].items()} == {
+        "oracle": 2,
+        "nop": 2,
+        "wrong/a": 2,
+    }
+    assert bad.returncode == 1
+    assert "nop, run 0: passed" in bad.stdout
+    assert "wrong/a, run 0: passed" in bad.stdout
+
+
+def test_trajectory_of_a_command_line_run_has_all_its_blobs(tmp_path: Path) -> None:
+    """What is published must be whole: every digest is checked, not only named."""
+    out = tmp_path / "out"
+    assert coldframe("rollout", "run", make_task(tmp_path), "--harness", "oracle",
+                     "--out", out).returncode == 0  # fmt: skip
+    path = out / "attempts" / "one.0.0" / "trajectory.json"
+
+    assert read_trajectory(path, RunDirectory(out).blobs, verify_blobs=True).rewards == {
+        "reward": 1.0
+    }

@@ -1,0 +1,270 @@
+"""Grading in the agent's own sandbox, against what agents and verifiers do in it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from coldframe.client import AsyncSandbox, AsyncSandboxClient
+from coldframe.protocol.errors import (
+    RewardInvalidError,
+    RewardMissingError,
+    VerifierDeadlineError,
+    VerifierError,
+)
+from coldframe.rollouts.task import load_task
+from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
+from coldframe.trajectories.recorder import Recorder
+from coldframe.trajectories.redaction import Redactor
+from coldframe.trajectories.store import BlobStore
+from tests.unit.rollouts.tasks import BASE, write_task
+
+pytestmark = pytest.mark.root
+TEXT, JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
+Grade = Callable[..., Awaitable[tuple[dict[str, float] | VerifierError, Verifier]]]
+
+
+@pytest_asyncio.fixture
+async def native_sandbox(native_async_client: AsyncSandboxClient) -> AsyncSandbox:
+    return await native_async_client.create_sandbox("debian:bookworm")
+
+
+@pytest_asyncio.fixture
+async def grade(native_sandbox: AsyncSandbox, tmp_path: Path) -> Grade:
+    """Grade the sandbox with a test.sh: `grade("echo 1 > ...", toml="...")`."""
+
+    async def run(
+        script: str, *, toml: str = "", running: set[str] | None = None, secret: str = ""
+    ) -> tuple[dict[str, float] | VerifierError, Verifier]:
+        directory = write_task(tmp_path, toml=BASE + toml, tests__test_sh=f"#!/bin/sh\n{script}\n")
+        recorder = Recorder(BlobStore(tmp_path / "blobs"), Redactor([secret]))
+        verifier = Verifier(native_sandbox, load_task(directory), recorder)
+        await verifier.end_agent(running or set())
+        try:
+            return await verifier.grade(), verifier
+        except VerifierError as error:
+            return error, verifier
+
+    return run
+
+
+async def test_verifier_with_a_reward_gives_the_verdict(grade: Grade) -> None:
+    """The control of everything below."""
+    verdict, verifier = await grade(f"echo 0.5 > {TEXT}; echo out; echo err >&2; exit 7")
+
+    assert verdict == {"reward": 0.5}
+    record = verifier.record()
+    assert (record.exit_code, record.reward_file, record.user) == (7, TEXT, "0")
+    assert record.stdout and verifier.recorder.blobs.get(record.stdout.stored) == b"out\n"
+    assert record.stderr and verifier.recorder.blobs.get(record.stderr.stored) == b"err\n"
+
+
+CASES = {
+    "nothing": ("true", RewardMissingError),
+    "nothing and failed": ("exit 1", RewardMissingError),
+    "killed": ("kill -9 $$", RewardMissingError),
+    "empty": (f": > {TEXT}", RewardInvalidError),
+    "word": (f"echo passed > {TEXT}", RewardInvalidError),
+    "nan": (f"echo nan > {TEXT}", RewardInvalidError),
+    "bool": (f"echo true > {JSON}", RewardInvalidError),
+    "string": (f"""echo '"1"' > {JSON}""", RewardInvalidError),
+    "nested": (f"""echo '{{"a": {{"b": 1}}}}' > {JSON}""", RewardInvalidError),
+    "twice": (f"""echo '{{"a": 1, "a": 0}}' > {JSON}""", RewardInvalidError),
+    "not utf-8": (f"printf '\\377' > {TEXT}", RewardInvalidError),
+    "bad json beside good text": (f"echo x > {JSON}; echo 1 > {TEXT}", RewardInvalidError),
+    "link": (f"echo 1 > /tmp/r; ln -s /tmp/r {TEXT}", RewardInvalidError),
+    "dangling link": (f"ln -s /absent {JSON}; echo 1 > {TEXT}", RewardInvalidError),
+    "directory": (f"mkdir {JSON}; echo 1 > {TEXT}", RewardInvalidError),
+    "fifo": (f"mkfifo {TEXT}", RewardInvalidError),
+    "too large": (f"head -c 200000 /dev/zero | tr '\\0' 1 > {TEXT}", RewardInvalidError),
+    "sparse and huge": (f"truncate -s 1T {TEXT}", RewardInvalidError),
+    "linked directory": (
+        "rm -r /logs/verifier; mkdir /tmp/v; echo 1 > /tmp/v/reward.txt; "
+        "ln -s /tmp/v /logs/verifier",
+        RewardInvalidError,
+    ),
+    "linked logs": (
+        "mkdir -p /tmp/l/verifier; echo 1 > /tmp/l/verifier/reward.txt; rm -r /logs; "
+        "ln -s /tmp/l /logs",
+        RewardInvalidError,
+    ),
+}  # fmt: skip
+
+
+async def test_verifier_without_a_valid_reward_gives_a_typed_failure(grade: Grade) -> None:
+    """None of these is a 0: the policy would learn from the verifier's own faults."""
+    found = {name: (await grade(script))[0] for name, (script, _) in CASES.items()}
+
+    assert {name: type(one) for name, one in found.items()} == {
+        name: error for name, (_, error) in CASES.items()
+    }
+
+
+async def test_verifier_prefers_json_to_text(grade: Grade) -> None:
+    """Harbor's order; a verifier may write both for older readers."""
+    verdict, _ = await grade(f"""echo '{{"a": 1, "b": 0}}' > {JSON}; echo 1 > {TEXT}""")
+
+    assert verdict == {"a": 1.0, "b": 0.0}
+
+
+PLANTED = {
+    "reward.json": f"mkdir -p /logs/verifier; echo 1 > {JSON}",
+    "reward.txt": f"mkdir -p /logs/verifier; echo 1 > {TEXT}",
+    "link": f"mkdir -p /logs/verifier; echo 1 > /tmp/r; ln -s /tmp/r {TEXT}",
+    "directory": f"mkdir -p {JSON}/deep/er",
+    "fifo": f"mkdir -p /logs/verifier; mkfifo {JSON}",
+    "verifier is a link": "mkdir -p /logs /tmp/v; echo 1 > /tmp/v/reward.txt; "
+    "ln -s /tmp/v /logs/verifier",
+    "verifier is a fifo": "mkdir -p /logs; mkfifo /logs/verifier",
+    "logs is a link": "mkdir -p /tmp/l/verifier; echo 1 > /tmp/l/verifier/reward.json; "
+    "ln -s /tmp/l /logs",
+    "logs is a file": "echo 1 > /logs",
+    "immutable modes": f"mkdir -p /logs/verifier; echo 1 > {TEXT}; chmod 0 /logs/verifier /logs",
+}
+
+
+async def test_verifier_removes_what_the_agent_planted(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """On other systems an agent that wrote reward.json beat the verifier."""
+    for name, plant in PLANTED.items():
+        await native_sandbox.exec(f"rm -rf /logs /tmp/v /tmp/l /tmp/r; {plant}")
+        missing, _ = await grade("true")
+        await native_sandbox.exec(f"rm -rf /logs /tmp/v /tmp/l /tmp/r; {plant}")
+        zero, verifier = await grade(f"echo 0 > {TEXT}")
+
+        assert isinstance(missing, RewardMissingError), name
+        assert zero == {"reward": 0.0}, name
+        assert verifier.record().removed, name
+
+
+async def test_verifier_runs_only_its_own_tests(grade: Grade, native_sandbox: AsyncSandbox) -> None:
+    """A conftest.py that the agent left in /tests would run inside the verifier."""
+    await native_sandbox.exec("mkdir /tests; touch /tests/conftest.py")
+    script = f"[ $(ls -A /tests) = test.sh ] && echo 1 > {TEXT} || echo 0 > {TEXT}"
+    first, _ = await grade(script)
+    await native_sandbox.exec(
+        "rm -r /tests; mkdir /tmp/mine; touch /tmp/mine/a; ln -s /tmp/mine /tests"
+    )
+    second, _ = await grade(script)
+
+    assert (first, second) == ({"reward": 1.0}, {"reward": 1.0})
+    assert not await native_sandbox.files.exists("/tmp/mine/test.sh")
+
+
+async def test_verifier_past_its_deadline_gives_no_verdict(grade: Grade) -> None:
+    """A reward that was there before the rest hung is half a verdict, so none."""
+    error, verifier = await grade(
+        f"echo 1 > {TEXT}; sleep 60", toml="[verifier]\ntimeout_sec = 0.5\n"
+    )
+
+    assert isinstance(error, VerifierDeadlineError)
+    assert verifier.record().reason == "deadline"
+
+
+async def test_verifier_leaves_a_service_running_and_lists_it(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """A daemon may be what is graded; who reads the record must know that it was there."""
+    await native_sandbox.exec(
+        "sleep 1000 > /dev/null 2>&1 & until grep -qx sleep /proc/$!/comm; do :; done"
+    )
+    verdict, verifier = await grade(f"pgrep -x sleep > /dev/null && echo 1 > {TEXT}")
+
+    assert verdict == {"reward": 1.0}
+    assert [one.name for one in verifier.record().survivors] == ["sleep"]
+
+
+async def test_verifier_with_full_kill_runs_alone(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """A task whose reward is a file's content has no use for anything of the agent's alive."""
+    await native_sandbox.exec("setsid sleep 1000 > /dev/null 2>&1 &")
+    verdict, verifier = await grade(
+        f"ls /proc | grep -c '^[0-9]' > /dev/null; pgrep -x sleep || echo 1 > {TEXT}",
+        toml="[metadata.coldframe]\nfull_kill = true\n",
+    )
+
+    assert verdict == {"reward": 1.0}
+    assert verifier.record().survivors == ()
+    assert verifier.record().killed
+
+
+async def test_verifier_kills_what_the_harness_still_runs(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """At its deadline an agent's command is in flight; it must not write while tests run."""
+    await native_sandbox.start("sleep 1000", operation_id="op-inflight")
+    await native_sandbox.start("sleep 2000", operation_id="op-service")
+    _, verifier = await grade(f"echo 1 > {TEXT}", running={"op-inflight"})
+
+    left = {one.operation_id for one in verifier.record().survivors}
+    assert left == {"op-service"}
+    assert verifier.record().killed
+
+
+async def test_verifier_reward_cannot_be_written_by_another_users_service(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """What an unprivileged agent left running must not reach the log directory."""
+    forge = f"while :; do echo 1 > {TEXT}; mv /logs/verifier /logs/mine; done 2> /dev/null"
+    await native_sandbox.exec("mkdir /logs; chown nobody /logs")
+    await native_sandbox.exec(f"sh -c '{forge}' > /dev/null 2>&1 &", user="nobody")
+    error, verifier = await grade("sleep 0.3")
+
+    assert isinstance(error, RewardMissingError)
+    assert verifier.record().survivors
+
+
+async def test_verifier_runs_although_the_agent_removed_its_directory(
+    grade: Grade,
+    native_sandbox: AsyncSandbox,
+    native_async_client: AsyncSandboxClient,
+    tmp_path: Path,
+) -> None:
+    """Otherwise `rm -rf .` would turn a 0 into a failure that is nobody's."""
+    async with await native_async_client.create_sandbox(
+        "debian:bookworm", workdir="/srv"
+    ) as sandbox:
+        await sandbox.exec("rm -rf /srv", cwd="/")
+        directory = write_task(tmp_path, "gone")
+        recorder = Recorder(BlobStore(tmp_path / "blobs"), Redactor())
+        verifier = Verifier(sandbox, load_task(directory), recorder)
+        verdict = await verifier.grade()
+
+    assert verdict == {"reward": 1.0}
+    assert verifier.record().cwd == "/"
+
+
+async def test_verifier_runs_as_its_user_with_its_environment(grade: Grade) -> None:
+    """A verifier that may not be root says so, and must still be able to write its reward."""
+    verdict, verifier = await grade(
+        f'[ "$(id -un) $LEVEL" = "nobody 3" ] && echo 1 > {TEXT}',
+        toml='[verifier]\nuser = "nobody"\nenv = { LEVEL = "3" }\n',
+    )
+
+    assert verdict == {"reward": 1.0}
+    assert verifier.record().user == "nobody"
+
+
+async def test_verifier_output_is_kept_without_secrets(grade: Grade) -> None:
+    """A judge's key in a test's traceback would be published with the trajectory."""
+    _, verifier = await grade(f"echo my-judge-key; echo 1 > {TEXT}", secret="my-judge-key")
+
+    record = verifier.record()
+    assert record.stdout
+    assert verifier.recorder.blobs.get(record.stdout.stored) == b"[redacted]\n"
+
+
+async def test_verifier_that_cannot_be_started_is_typed(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """An agent that removed the interpreter is not a reward, and not a crash of ours."""
+    await native_sandbox.exec("rm /bin/sh /usr/bin/dash")
+
+    error, _ = await grade("true")
+
+    assert isinstance(error, VerifierNotExecutedError)
