@@ -1,0 +1,326 @@
+/* The node's connection: frames in, answers out, never blocking and never trusting a length. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "spawner.h"
+
+#define RECEIVE_MAX (4 + MAX_FRAME + (64u << 10))
+#define FDS_MAX 256u
+#define READS_PER_TURN 16u
+/* Above this the node does not keep up: no further requests until it has read. */
+#define UNSENT_MAX (16u << 20)
+
+struct unsent {
+	struct unsent *next;
+	size_t len;
+	size_t sent;
+	unsigned descriptors;
+	int fds[MAX_DESCRIPTORS];
+	uint8_t data[];
+};
+
+/* Most pages of these are never touched. */
+static uint8_t in[RECEIVE_MAX + 1]; /* one for a terminator */
+static uint8_t out[4 + MAX_FRAME];
+
+static struct {
+	int fd;
+	bool alive;
+	struct source source;
+	size_t have;
+	int fds[FDS_MAX];
+	unsigned fd_count;
+	struct builder builder;
+	struct unsent *first, **last;
+	size_t unsent_bytes;
+	bool paused;
+} connection = {.fd = -1};
+
+static void arm(void)
+{
+	uint32_t events = connection.first ? EPOLLOUT : 0u;
+
+	connection.paused = connection.unsent_bytes > UNSENT_MAX;
+	if (!connection.paused)
+		events |= EPOLLIN;
+	loop_add(connection.fd, &connection.source, events);
+}
+
+static void lose(void)
+{
+	if (!connection.alive)
+		return;
+	connection.alive = false;
+	loop_remove(connection.fd);
+	close_quietly(&connection.fd);
+	for (unsigned i = 0; i < connection.fd_count; i++)
+		close(connection.fds[i]);
+	connection.fd_count = 0;
+	while (connection.first) {
+		struct unsent *unsent = connection.first;
+
+		connection.first = unsent->next;
+		for (unsigned i = 0; i < unsent->descriptors; i++)
+			close(unsent->fds[i]);
+		free(unsent);
+	}
+}
+
+bool connection_alive(void)
+{
+	return connection.alive;
+}
+
+static ssize_t send_some(const uint8_t *data, size_t len, const int *fds, unsigned count)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
+	} control;
+	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	ssize_t sent;
+
+	if (count) {
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
+	}
+	do
+		sent = sendmsg(connection.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (sent < 0 && errno == EINTR);
+	return sent < 0 ? -errno : sent;
+}
+
+/* Keep what the socket did not take, with descriptors of our own. */
+static int queue(const struct builder *b, size_t sent)
+{
+	size_t len = b->len - sent;
+	struct unsent *unsent = malloc(sizeof(*unsent) + len);
+
+	if (!unsent)
+		return -ENOMEM;
+	*unsent = (struct unsent){.len = len};
+	memcpy(unsent->data, b->buf + sent, len);
+	for (unsigned i = 0; !sent && i < b->descriptors; i++) {
+		int copy = dup_cloexec(b->fds[i]);
+
+		if (copy < 0) {
+			while (unsent->descriptors)
+				close(unsent->fds[--unsent->descriptors]);
+			free(unsent);
+			return copy;
+		}
+		unsent->fds[unsent->descriptors++] = copy;
+	}
+	if (!connection.first)
+		connection.last = &connection.first;
+	*connection.last = unsent;
+	connection.last = &unsent->next;
+	connection.unsent_bytes += len;
+	arm();
+	return 0;
+}
+
+struct builder *answer_begin(enum type type, uint64_t request)
+{
+	build_begin(&connection.builder, out, sizeof(out), (uint16_t)type,
+		    request);
+	return &connection.builder;
+}
+
+void answer_send(struct builder *b)
+{
+	ssize_t sent = 0;
+
+	if (!connection.alive)
+		return;
+	if (build_end(b) < 0) {
+		answer_error(get_u64(b->buf + 8), EMSGSIZE, "answer", "it does not fit a frame");
+		return;
+	}
+	if (!connection.first) {
+		sent = send_some(b->buf, b->len, b->fds, b->descriptors);
+		if (sent < 0 && sent != -EAGAIN) {
+			lose();
+			return;
+		}
+		sent = sent < 0 ? 0 : sent;
+	}
+	if ((size_t)sent < b->len && queue(b, (size_t)sent) < 0)
+		lose();
+}
+
+void answer_error(uint64_t request, int error, const char *stage, const char *message)
+{
+	struct builder *b = answer_begin(TYPE_ERROR, request);
+
+	build_u64(b, TAG_ERRNO, (uint64_t)error);
+	build_text(b, TAG_STAGE, stage);
+	build_text(b, TAG_MESSAGE, message);
+	build_u64(b, TAG_EXECUTED, 0);
+	answer_send(b);
+}
+
+void answer_ok(uint64_t request)
+{
+	answer_send(answer_begin(TYPE_OK, request));
+}
+
+void answer_number(uint64_t request, uint64_t value)
+{
+	struct builder *b = answer_begin(TYPE_OK, request);
+
+	build_u64(b, TAG_NUMBER, value);
+	answer_send(b);
+}
+
+static void flush(void)
+{
+	while (connection.first) {
+		struct unsent *unsent = connection.first;
+		ssize_t sent = send_some(unsent->data + unsent->sent, unsent->len - unsent->sent,
+					 unsent->fds, unsent->descriptors);
+
+		if (sent == -EAGAIN)
+			break;
+		if (sent < 0) {
+			lose();
+			return;
+		}
+		while (unsent->descriptors)
+			close(unsent->fds[--unsent->descriptors]);
+		unsent->sent += (size_t)sent;
+		connection.unsent_bytes -= (size_t)sent;
+		if (unsent->sent < unsent->len)
+			break;
+		connection.first = unsent->next;
+		free(unsent);
+	}
+	arm();
+}
+
+static int take_descriptors(struct msghdr *message)
+{
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+	     header = CMSG_NXTHDR(message, header)) {
+		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i < count; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
+			if (connection.fd_count == FDS_MAX)
+				close(fd);
+			else
+				connection.fds[connection.fd_count++] = fd;
+		}
+	}
+	/* Some were lost: which frames they belonged to cannot be known. */
+	return message->msg_flags & MSG_CTRUNC || connection.fd_count == FDS_MAX ? -EPROTO : 0;
+}
+
+/* Handle the frames that are complete. */
+static int handle_frames(void)
+{
+	size_t at = 0;
+
+	while (connection.alive && !connection.paused) {
+		struct frame frame;
+		int fds[MAX_DESCRIPTORS];
+		ssize_t len = frame_parse(in + at, connection.have - at, &frame);
+		int error;
+
+		if (len < 0)
+			return (int)len;
+		if (len == 0)
+			break;
+		if (frame.descriptors > connection.fd_count)
+			return -EPROTO;
+		memcpy(fds, connection.fds, frame.descriptors * sizeof(int));
+		connection.fd_count -= frame.descriptors;
+		memmove(connection.fds, connection.fds + frame.descriptors,
+			connection.fd_count * sizeof(int));
+		at += (size_t)len;
+		error = request_handle(&frame, fds);
+		for (unsigned i = 0; i < frame.descriptors; i++)
+			if (fds[i] >= 0)
+				close(fds[i]);
+		if (error)
+			return error;
+	}
+	if (!connection.alive)
+		return 0;
+	connection.have -= at;
+	memmove(in, in + at, connection.have);
+	return 0;
+}
+
+static int receive(void)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+	} control;
+	struct iovec part = {
+		.iov_base = in + connection.have,
+		.iov_len = RECEIVE_MAX - connection.have,
+	};
+	struct msghdr message = {
+		.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	ssize_t got = recvmsg(connection.fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+
+	if (got < 0)
+		return errno == EINTR ? 0 : -errno;
+	if (got == 0)
+		return -ECONNRESET;
+	connection.have += (size_t)got;
+	return take_descriptors(&message);
+}
+
+static void ready(struct source *source, uint32_t events)
+{
+	(void)source;
+	if (connection.alive && events & EPOLLOUT) {
+		bool paused = connection.paused;
+
+		flush();
+		if (paused && !connection.paused && handle_frames() < 0)
+			lose();
+	}
+	for (unsigned i = 0; i < READS_PER_TURN && connection.alive && !connection.paused; i++) {
+		int error = events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? receive() : -EAGAIN;
+
+		if (error == -EAGAIN)
+			return;
+		error = error ? error : handle_frames();
+		if (error) {
+			lose();
+			return;
+		}
+	}
+	if (connection.alive && connection.paused && events & (EPOLLHUP | EPOLLERR))
+		lose();
+}
+
+void connection_open(int fd)
+{
+	connection.fd = fd;
+	connection.alive = true;
+	connection.source.ready = ready;
+	arm();
+}

@@ -1,0 +1,375 @@
+/*
+ * Executed from the sealed memfd as the first process of every namespace of a sandbox, with
+ * nothing but one end of its channel. It is told how to set up (one message), gets the root
+ * and /dev as detached mounts (a second one), and answers READY or FAILED.
+ */
+#define _GNU_SOURCE
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "kernel.h"
+#include "util.h"
+
+enum step {
+	STEP_NAMESPACE,
+	STEP_HOSTNAME,
+	STEP_LOOPBACK,
+	STEP_IDENTITY,
+	STEP_ROOT,
+	STEP_PROC,
+	STEP_SYS,
+	STEP_DEV,
+	STEP_DEVPTS,
+	STEP_SHM,
+	STEP_PIVOT,
+	STEP_SYSCTL,
+	STEP_MASK,
+	STEP_PRIVILEGES,
+	STEP_COUNT,
+};
+
+const char *const init_steps[] = {
+	[STEP_NAMESPACE] = "namespace",
+	[STEP_HOSTNAME] = "hostname",
+	[STEP_LOOPBACK] = "loopback",
+	[STEP_IDENTITY] = "identity",
+	[STEP_ROOT] = "root",
+	[STEP_PROC] = "proc",
+	[STEP_SYS] = "sys",
+	[STEP_DEV] = "dev",
+	[STEP_DEVPTS] = "devpts",
+	[STEP_SHM] = "shm",
+	[STEP_PIVOT] = "pivot",
+	[STEP_SYSCTL] = "sysctl",
+	[STEP_MASK] = "mask",
+	[STEP_PRIVILEGES] = "privileges",
+};
+const size_t init_step_count = STEP_COUNT;
+
+static struct init_config config;
+
+static void report(const struct report *message)
+{
+	while (send(INIT_CHANNEL, message, sizeof(*message), MSG_NOSIGNAL) < 0 && errno == EINTR)
+		;
+}
+
+/* Receive one message; descriptors that come with it go to `fds`. Returns its length. */
+static ssize_t receive(void *buf, size_t len, int *fds, size_t count)
+{
+	union {
+		struct cmsghdr align;
+		char room[CMSG_SPACE(4 * sizeof(int))];
+	} control;
+	struct iovec part = {.iov_base = buf, .iov_len = len};
+	struct msghdr message = {
+		.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	ssize_t got = recvmsg(INIT_CHANNEL, &message, MSG_CMSG_CLOEXEC);
+	struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+
+	if (got < 0)
+		return -errno;
+	if (count) {
+		if (!header || header->cmsg_type != SCM_RIGHTS ||
+		    header->cmsg_len != CMSG_LEN(count * sizeof(int)))
+			return -EPROTO;
+		memcpy(fds, CMSG_DATA(header), count * sizeof(int));
+	}
+	return got;
+}
+
+static int loopback_up(void)
+{
+	struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+	auto_close int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &request) < 0)
+		return -errno;
+	return 0;
+}
+
+static int become_root(void)
+{
+	/* setgroups first: an unmapped supplementary group must not stay. */
+	if (setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
+		return -errno;
+	if (setsid() < 0 && errno != EPERM)
+		return -errno;
+	return 0;
+}
+
+/* Mount a file system of `type` on `target` below the current directory, links not followed. */
+static int mount_on(const char *type, const char *target, unsigned attributes,
+		    const char *const options[][2])
+{
+	auto_close int fs = sys_fsopen(type);
+	auto_close int mount = -1;
+	auto_close int place = -1;
+
+	if (fs < 0)
+		return -errno;
+	for (size_t i = 0; options && options[i][0]; i++)
+		if (sys_fsconfig(fs, FSCONFIG_SET_STRING, options[i][0], options[i][1], 0) < 0)
+			return -errno;
+	if (sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
+		return -errno;
+	mount = sys_fsmount(fs, attributes);
+	if (mount < 0)
+		return -errno;
+	place = sys_openat2(AT_FDCWD, target, O_PATH | O_DIRECTORY | O_CLOEXEC,
+			    RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+	if (place < 0 || sys_move_mount(mount, "", place, "", MOVE_EMPTY_PATH | 0x40) < 0)
+		return -errno;
+	return 0;
+}
+
+static int mount_root(int root)
+{
+	if (sys_move_mount(root, "", AT_FDCWD, "/mnt", MOVE_EMPTY_PATH) < 0)
+		return -errno;
+	/* The descriptor leads into the mount just moved; /mnt by name does too. */
+	return chdir("/mnt") < 0 ? -errno : 0;
+}
+
+static int mount_dev(int dev)
+{
+	auto_close int place = sys_openat2(AT_FDCWD, "dev", O_PATH | O_DIRECTORY | O_CLOEXEC,
+					   RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+
+	if (place < 0 || sys_move_mount(dev, "", place, "", MOVE_EMPTY_PATH | 0x40) < 0)
+		return -errno;
+	return 0;
+}
+
+static int mount_devpts(void)
+{
+	static const char *const options[][2] = {
+		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {NULL, NULL}};
+
+	return mount_on("devpts", "dev/pts", ATTR_NOSUID | ATTR_NOEXEC, options);
+}
+
+static int mount_shm(void)
+{
+	char size[24];
+	const char *const options[][2] = {{"mode", "1777"}, {"size", size}, {NULL, NULL}};
+
+	snprintf(size, sizeof(size), "%llu", (unsigned long long)config.shm_bytes);
+	return mount_on("tmpfs", "dev/shm", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, options);
+}
+
+static int pivot(void)
+{
+	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
+		return -errno;
+	return 0;
+}
+
+/* Cover `path` by a copy of the mount at `cover`, or by itself, read-only. */
+static int cover(const char *path, const char *with)
+{
+	struct mount_attributes read_only = {
+		.attr_set = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC};
+	auto_close int copy = sys_open_tree(AT_FDCWD, with, CLONE_TREE | O_CLOEXEC);
+
+	if (copy < 0)
+		return errno == ENOENT ? 0 : -errno;
+	if (strcmp(with, "/dev/null") != 0 && sys_mount_setattr(copy, "", EMPTY_PATH, &read_only) < 0)
+		return -errno;
+	if (sys_move_mount(copy, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0)
+		return errno == ENOENT ? 0 : -errno;
+	return 0;
+}
+
+static int mask_paths(void)
+{
+	/* An empty directory of /dev, read-only, covers directories. */
+	static const char *const masked[][2] = {
+		{"/proc/kcore", "/dev/null"},
+		{"/proc/keys", "/dev/null"},
+		{"/proc/timer_list", "/dev/null"},
+		{"/proc/latency_stats", "/dev/null"},
+		{"/proc/sched_debug", "/dev/null"},
+		{"/proc/sysrq-trigger", "/dev/null"},
+		{"/proc/kmsg", "/dev/null"},
+		{"/proc/kpageflags", "/dev/null"},
+		{"/proc/acpi", "/dev/.empty"},
+		{"/proc/asound", "/dev/.empty"},
+		{"/proc/scsi", "/dev/.empty"},
+		{"/sys/firmware", "/dev/.empty"},
+		{"/sys/devices/virtual/powercap", "/dev/.empty"},
+		{"/proc/bus", "/proc/bus"},
+		{"/proc/fs", "/proc/fs"},
+		{"/proc/irq", "/proc/irq"},
+		{"/proc/sys", "/proc/sys"},
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(masked); i++) {
+		int error;
+
+		if (faccessat(AT_FDCWD, masked[i][0], F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+			continue;
+		error = cover(masked[i][0], masked[i][1]);
+		if (error < 0)
+			return error;
+	}
+	/* The covers keep it; nobody can put anything into a removed directory. */
+	return rmdir("/dev/.empty") < 0 ? -errno : 0;
+}
+
+static int set_sysctls(void)
+{
+	/* No user namespace below this one: it would bring back every capability. */
+	return write_file_at(AT_FDCWD, "/proc/sys/user/max_user_namespaces", "0");
+}
+
+static int drop_privileges(void)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct none[2] = {{0}, {0}};
+	struct rlimit no_core = {0, 0};
+
+	prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+	for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
+		;
+	if (setrlimit(RLIMIT_CORE, &no_core) < 0 || syscall(SYS_capset, &header, none) < 0)
+		return -errno;
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+		return -errno;
+	/* Changing identity clears the death signal, so it comes last. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
+		return -errno;
+	return sys_close_range(INIT_CHANNEL + 1, ~0u, 0) < 0 ? -errno : 0;
+}
+
+static int run_step(enum step step, int root, int dev)
+{
+	switch (step) {
+	case STEP_NAMESPACE:
+		/* Not in clone3: there it would be rooted at the worker's own cgroup. */
+		return unshare(CLONE_NEWCGROUP) < 0 ? -errno : 0;
+	case STEP_HOSTNAME:
+		return sethostname(config.hostname, strlen(config.hostname)) < 0 ? -errno : 0;
+	case STEP_LOOPBACK:
+		return loopback_up();
+	case STEP_IDENTITY:
+		return become_root();
+	case STEP_ROOT:
+		return mount_root(root);
+	case STEP_PROC:
+		return mount_on("proc", "proc", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
+	case STEP_SYS:
+		return mount_on("sysfs", "sys", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+				NULL);
+	case STEP_DEV:
+		return mount_dev(dev);
+	case STEP_DEVPTS:
+		return mount_devpts();
+	case STEP_SHM:
+		return mount_shm();
+	case STEP_PIVOT:
+		return pivot();
+	case STEP_SYSCTL:
+		return set_sysctls();
+	case STEP_MASK:
+		return mask_paths();
+	case STEP_PRIVILEGES:
+		return drop_privileges();
+	case STEP_COUNT:
+		break;
+	}
+	return -EINVAL;
+}
+
+static void fail(enum step step, int error)
+{
+	struct report message = {
+		.kind = REPORT_FAILED, .status = -error, .stage = (uint32_t)step};
+
+	report(&message);
+	_exit(1);
+}
+
+static void set_up(void)
+{
+	int fds[2] = {-1, -1};
+	char go;
+
+	if (receive(&config, sizeof(config), NULL, 0) != (ssize_t)sizeof(config))
+		_exit(1);
+	for (enum step step = 0; step < STEP_COUNT; step++) {
+		int error;
+
+		/* What needs neither ids nor mounts is done while the worker makes them. */
+		if (step == STEP_IDENTITY && receive(&go, 1, fds, 2) != 1)
+			_exit(1);
+		error = strcmp(config.inject, init_steps[step]) == 0 ? -EIO
+								      : run_step(step, fds[0], fds[1]);
+		if (error < 0)
+			fail(step, error);
+	}
+}
+
+static void reap(void)
+{
+	for (;;) {
+		struct report message = {.kind = REPORT_REAPED};
+		struct rusage used = {0};
+		int status = 0;
+		pid_t pid = wait4(-1, &status, WNOHANG | __WALL, &used);
+
+		if (pid <= 0)
+			return;
+		message.pid = pid;
+		message.status = status;
+		message.user_us = (uint64_t)used.ru_utime.tv_sec * 1000000 +
+				  (uint64_t)used.ru_utime.tv_usec;
+		message.system_us = (uint64_t)used.ru_stime.tv_sec * 1000000 +
+				    (uint64_t)used.ru_stime.tv_usec;
+		message.peak_kib = (uint64_t)used.ru_maxrss;
+		message.blocks_in = (uint64_t)used.ru_inblock;
+		message.blocks_out = (uint64_t)used.ru_oublock;
+		report(&message);
+	}
+}
+
+_Noreturn void init_main(void)
+{
+	struct report ready = {.kind = REPORT_READY};
+	sigset_t all, child;
+
+	prctl(PR_SET_NAME, INIT_NAME, 0, 0, 0);
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	sigemptyset(&child);
+	sigaddset(&child, SIGCHLD);
+	set_up();
+	report(&ready);
+	for (;;) {
+		siginfo_t info;
+
+		sigwaitinfo(&child, &info);
+		reap();
+	}
+}

@@ -1,0 +1,195 @@
+/* Look at processes of a sandbox from outside, through the host's /proc and its cgroups. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernel.h"
+#include "spawner.h"
+
+#define KILL_ROUNDS 64u
+
+/* The last number of a line such as "NSpid:\t4021\t7". */
+static pid_t last_number(const char *status, const char *key)
+{
+	const char *line = strstr(status, key);
+	uint64_t value = 0;
+
+	if (!line)
+		return 0;
+	for (line += strlen(key); *line == '\t';) {
+		line = parse_number(line + 1, &value);
+		if (!line)
+			return 0;
+	}
+	return (pid_t)value;
+}
+
+static ssize_t read_status(pid_t host_pid, char *text, size_t size)
+{
+	char path[40];
+
+	snprintf(path, sizeof(path), "%d/status", host_pid);
+	return read_file_at(worker.proc, path, text, size);
+}
+
+int process_read(pid_t host_pid, struct process *process)
+{
+	char text[4096];
+	const char *end;
+
+	if (read_status(host_pid, text, sizeof(text)) < 0)
+		return -ESRCH;
+	process->pid = last_number(text, "\nNSpid:");
+	if (process->pid <= 0 || strncmp(text, "Name:\t", 6) != 0)
+		return -ESRCH;
+	/* The kernel escapes newlines in it, so that it may be longer than the name itself. */
+	end = strchr(text + 6, '\n');
+	process->name_len = end ? (size_t)(end - text - 6) : 0;
+	if (process->name_len > sizeof(process->name))
+		process->name_len = sizeof(process->name);
+	memcpy(process->name, text + 6, process->name_len);
+	return 0;
+}
+
+/* --- one among those of an exec ------------------------------------------------------- */
+
+struct search {
+	pid_t wanted; /* in the sandbox */
+	pid_t found;
+};
+
+static void search_one(pid_t host_pid, void *context)
+{
+	struct search *search = context;
+	struct process process;
+
+	if (!search->found && process_read(host_pid, &process) == 0 && process.pid == search->wanted)
+		search->found = host_pid;
+}
+
+pid_t inspect_host_pid(struct sandbox *sandbox, const struct exec *exec)
+{
+	struct search search = {.wanted = exec->pid};
+	char name[32];
+
+	cgroup_exec_name(exec, "", name, sizeof(name));
+	cgroup_pids(sandbox, name, search_one, &search);
+	return search.found;
+}
+
+/* --- signals -------------------------------------------------------------------------- */
+
+struct signalling {
+	const struct exec *exec;
+	int signum;
+	enum scope scope;
+	unsigned reached;
+};
+
+/* Whether the process is still of this exec: a pid read before may be another's by now. */
+static bool belongs(const struct exec *exec, pid_t host_pid)
+{
+	char path[40], text[4096], name[ID_MAX + 40], group[32];
+	size_t len;
+
+	snprintf(path, sizeof(path), "%d/cgroup", host_pid);
+	if (read_file_at(worker.proc, path, text, sizeof(text)) < 0)
+		return false;
+	cgroup_exec_name(exec, "", group, sizeof(group));
+	len = (size_t)snprintf(name, sizeof(name), "/%s/%s\n", exec->sandbox->id, group);
+	for (char *line = strstr(text, "0::"); line; line = strstr(line + 1, "\n0::")) {
+		char *end = strchr(line + 1, '\n');
+
+		if (end && (size_t)(end + 1 - line) >= len && memcmp(end + 1 - len, name, len) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void signal_one(pid_t host_pid, void *context)
+{
+	struct signalling *signalling = context;
+	const struct exec *exec = signalling->exec;
+	auto_close int pidfd = (int)syscall(SYS_pidfd_open, host_pid, 0);
+	char text[4096];
+	pid_t pid, group;
+
+	/* First a hold on whatever has this pid, then the question what it is. */
+	if (pidfd < 0 || read_status(host_pid, text, sizeof(text)) < 0 || !belongs(exec, host_pid))
+		return;
+	pid = last_number(text, "\nNSpid:");
+	group = last_number(text, "\nNSpgid:");
+	if (strstr(text, "\nState:\tZ"))
+		return;
+	if (signalling->scope == SCOPE_LEADER && (pid != exec->pid || exec->ended))
+		return;
+	if (signalling->scope == SCOPE_GROUP && group != exec->pid)
+		return;
+	if (signalling->scope == SCOPE_CHILDREN && pid == exec->pid)
+		return;
+	if (syscall(SYS_pidfd_send_signal, pidfd, signalling->signum, NULL, 0) == 0)
+		signalling->reached++;
+}
+
+unsigned inspect_signal(const struct exec *exec, int signum, enum scope scope)
+{
+	struct signalling signalling = {.exec = exec, .signum = signum, .scope = scope};
+	unsigned before, rounds = 0;
+	char name[32];
+
+	cgroup_exec_name(exec, "", name, sizeof(name));
+	/* Those to be killed may fork meanwhile. */
+	do {
+		before = signalling.reached;
+		cgroup_pids(exec->sandbox, name, signal_one, &signalling);
+	} while (signum == SIGKILL && scope != SCOPE_LEADER && signalling.reached > before &&
+		 ++rounds < KILL_ROUNDS);
+	return signalling.reached;
+}
+
+/* --- PROCESSES ------------------------------------------------------------------------ */
+
+struct listing {
+	struct builder *b;
+	uint64_t exec;
+};
+
+static void list_one(pid_t host_pid, void *context)
+{
+	struct listing *listing = context;
+	struct process process;
+	uint8_t *at;
+
+	if (process_read(host_pid, &process) < 0)
+		return;
+	at = build_space(listing->b, TAG_PROCESS, 24 + process.name_len);
+	if (!at)
+		return;
+	put_u64(at, (uint64_t)process.pid);
+	put_u64(at + 8, (uint64_t)host_pid);
+	put_u64(at + 16, listing->exec);
+	memcpy(at + 24, process.name, process.name_len);
+}
+
+void inspect_processes(struct sandbox *sandbox, uint64_t request)
+{
+	struct listing listing;
+	char name[32];
+
+	if (sandbox->state != SANDBOX_LIVE) {
+		answer_error(request, ESRCH, "sandbox", "it is gone");
+		return;
+	}
+	listing = (struct listing){.b = answer_begin(TYPE_PROCESS_LIST, request)};
+	list_one(sandbox->pid, &listing);
+	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling) {
+		listing.exec = exec->id;
+		cgroup_exec_name(exec, "", name, sizeof(name));
+		if (!exec->cgroup_gone)
+			cgroup_pids(sandbox, name, list_one, &listing);
+	}
+	answer_send(listing.b);
+}

@@ -1,0 +1,100 @@
+/* System calls and constants that libc headers of the supported age lack. */
+#pragma once
+
+#include <linux/mount.h>
+#include <linux/openat2.h>
+#include <linux/sched.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#ifndef SYS_open_tree
+#define SYS_open_tree 428
+#define SYS_move_mount 429
+#define SYS_fsopen 430
+#define SYS_fsconfig 431
+#define SYS_fsmount 432
+#endif
+#ifndef SYS_clone3
+#define SYS_clone3 435
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+
+#define CLOSE_UNSHARE 2u /* CLOSE_RANGE_UNSHARE */
+#define EMPTY_PATH 0x1000 /* AT_EMPTY_PATH */
+#define CLONE_TREE 1u /* OPEN_TREE_CLONE */
+#define CLONE_CGROUP 0x200000000ull /* CLONE_INTO_CGROUP */
+#define ATTR_IDMAP 0x100000u /* MOUNT_ATTR_IDMAP */
+#define ATTR_RDONLY 0x1u
+#define ATTR_NOSUID 0x2u
+#define ATTR_NODEV 0x4u
+#define ATTR_NOEXEC 0x8u
+#define MOVE_EMPTY_PATH 4u /* MOVE_MOUNT_F_EMPTY_PATH */
+
+struct mount_attributes {
+	uint64_t attr_set;
+	uint64_t attr_clr;
+	uint64_t propagation;
+	uint64_t userns_fd;
+};
+
+static inline int sys_open_tree(int dir, const char *path, unsigned flags)
+{
+	return (int)syscall(SYS_open_tree, dir, path, flags);
+}
+
+static inline int sys_move_mount(int from, const char *from_path, int to, const char *to_path,
+				 unsigned flags)
+{
+	return (int)syscall(SYS_move_mount, from, from_path, to, to_path, flags);
+}
+
+static inline int sys_fsopen(const char *type)
+{
+	return (int)syscall(SYS_fsopen, type, 1 /* FSOPEN_CLOEXEC */);
+}
+
+static inline int sys_fsconfig(int fs, unsigned command, const char *key, const void *value,
+			       int aux)
+{
+	return (int)syscall(SYS_fsconfig, fs, command, key, value, aux);
+}
+
+static inline int sys_fsmount(int fs, unsigned attributes)
+{
+	return (int)syscall(SYS_fsmount, fs, 1 /* FSMOUNT_CLOEXEC */, attributes);
+}
+
+static inline int sys_mount_setattr(int dir, const char *path, unsigned flags,
+				    struct mount_attributes *attributes)
+{
+	return (int)syscall(SYS_mount_setattr, dir, path, flags, attributes, sizeof(*attributes));
+}
+
+static inline int sys_close_range(unsigned first, unsigned last, unsigned flags)
+{
+	return (int)syscall(SYS_close_range, first, last, flags);
+}
+
+static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_t resolve)
+{
+	struct open_how how = {.flags = flags, .resolve = resolve};
+
+	return (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
+}
+
+/*
+ * clone3 whose child runs `fn(arg)` on `args->stack` and exits with its result. The caller's
+ * memory may be shared (CLONE_VM); with CLONE_VFORK the caller waits until the child has
+ * executed something or exited. Returns the pid or -errno.
+ */
+long clone_onto_stack(struct clone_args *args, int (*fn)(void *), void *arg);

@@ -1,0 +1,197 @@
+/*
+ * coldframe-native: the spawner of a node, and under other names what it starts of itself.
+ *
+ *   coldframe-native spawner --fd N   a worker that serves the connected socket N
+ *   coldframe-native --version | --steps
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/securebits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/inotify.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "init.h"
+#include "kernel.h"
+#include "remove.h"
+#include "seccomp.h"
+#include "spawner.h"
+
+#define EVENTS_PER_TURN 64
+
+struct worker worker = {
+	.epoll = -1,
+	.inotify = -1,
+	.layers = -1,
+	.proc = -1,
+	.spool = -1,
+	.program = -1,
+	.home_mounts = -1,
+	.home_network = -1,
+	.cgroups = {.unified = -1, .memory = -1, .cpu = -1, .pids = -1},
+};
+
+static void inotify_ready(struct source *source, uint32_t events)
+{
+	char buf[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
+	ssize_t got;
+
+	(void)source;
+	(void)events;
+	while ((got = read(worker.inotify, buf, sizeof(buf))) > 0)
+		for (ssize_t at = 0; at < got;) {
+			const struct inotify_event *event = (const void *)(buf + at);
+
+			exec_cgroup_event(event->wd);
+			at += (ssize_t)(sizeof(*event) + event->len);
+		}
+}
+
+void inotify_prepare(void)
+{
+	worker.inotify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	worker.inotify_source.ready = inotify_ready;
+	if (worker.inotify >= 0)
+		loop_add(worker.inotify, &worker.inotify_source, EPOLLIN);
+}
+
+void inotify_forget(int watch)
+{
+	inotify_rm_watch(worker.inotify, watch);
+}
+
+/* Nothing inherited stays but the connection; the low numbers are kept for helpers. */
+static int arrange_descriptors(int connection)
+{
+	int above = fcntl(connection, F_DUPFD_CLOEXEC, SLOT_END);
+	int null;
+
+	if (above < 0)
+		return -errno;
+	sys_close_range(0, 1, 0);
+	if (sys_close_range(3, (unsigned)above - 1, 0) < 0 ||
+	    sys_close_range((unsigned)above + 1, ~0u, 0) < 0)
+		return -errno;
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (null != 0 || dup2(null, 1) < 0)
+		return -EBADF;
+	if (fcntl(2, F_GETFD) < 0 && dup2(null, 2) < 0)
+		return -errno;
+	worker.null = null;
+	for (int slot = SLOT_OUT; slot < SLOT_END; slot++)
+		if (dup3(null, slot, O_CLOEXEC) < 0)
+			return -errno;
+	return above;
+}
+
+static int settle(void)
+{
+	struct rlimit limit;
+	sigset_t all;
+
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+		return -errno;
+	/* To act under a sandbox's ids without losing capabilities each time. */
+	if (prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) < 0)
+		return -errno;
+	clearenv();
+	setsid();
+	umask(0);
+	for (int signum = 1; signum < NSIG; signum++)
+		signal(signum, SIG_DFL);
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		worker.soft_files = limit.rlim_cur;
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+	return chdir("/") < 0 ? -errno : 0;
+}
+
+static int open_home(void)
+{
+	worker.home_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	worker.home_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	worker.epoll = epoll_create1(EPOLL_CLOEXEC);
+	return worker.home_mounts < 0 || worker.home_network < 0 || worker.epoll < 0 ? -errno : 0;
+}
+
+static void turn(void)
+{
+	struct epoll_event events[EVENTS_PER_TURN];
+	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, timers_run());
+
+	for (int i = 0; i < count; i++) {
+		struct source *source = events[i].data.ptr;
+
+		source->ready(source, events[i].events);
+	}
+	execs_free_dead();
+	sandboxes_free_dead();
+}
+
+static int serve(int connection)
+{
+	int error = settle();
+
+	if (error) {
+		fprintf(stderr, "coldframe-native: cannot settle: %s\n", strerror(-error));
+		return 1;
+	}
+	connection = arrange_descriptors(connection);
+	error = connection < 0 ? connection : open_home();
+	if (error) {
+		fprintf(stderr, "coldframe-native: cannot start: %s\n", strerror(-error));
+		return 1;
+	}
+	seccomp_prepare();
+	connection_open(connection);
+	while (connection_alive())
+		turn();
+	/* Also without in_process: nobody could reach the sandboxes any more. */
+	sandboxes_end();
+	while (worker.sandboxes)
+		turn();
+	return 0;
+}
+
+static int number_of(const char *text)
+{
+	uint64_t value = 0;
+	const char *end = parse_number(text, &value);
+
+	return end && *end == '\0' && value < 1u << 20 ? (int)value : -1;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 1 && strcmp(argv[0], INIT_NAME) == 0)
+		init_main();
+	if (argc == 1 && strcmp(argv[0], REMOVER_NAME) == 0)
+		remover_main();
+	if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+		printf("protocol %d\n", PROTOCOL_VERSION);
+		return 0;
+	}
+	if (argc == 2 && strcmp(argv[1], "--steps") == 0) {
+		for (size_t i = 0; i < worker_step_count; i++)
+			printf("%s\n", worker_steps[i]);
+		for (size_t i = 0; i < init_step_count; i++)
+			printf("%s\n", init_steps[i]);
+		return 0;
+	}
+	if (argc == 4 && strcmp(argv[1], "spawner") == 0 && strcmp(argv[2], "--fd") == 0 &&
+	    number_of(argv[3]) >= 0)
+		return serve(number_of(argv[3]));
+	fprintf(stderr, "usage: %s spawner --fd N | --version | --steps\n", argv[0]);
+	return 2;
+}

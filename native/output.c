@@ -1,0 +1,169 @@
+/*
+ * Drain one stream: hash all of it, keep it in memory while it is short, else in a spool file
+ * of bounded size (a head, and a ring for what follows; docs/protocol.md).
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "spawner.h"
+
+#define CHUNK (256u << 10)
+/* More than any pipe holds: whatever was in it when a drain began has been read by then. */
+#define DRAIN_MAX (1u << 20)
+
+static uint8_t chunk[CHUNK];
+
+static int write_at(int fd, const uint8_t *data, size_t len, uint64_t offset)
+{
+	while (len) {
+		ssize_t done = pwrite(fd, data, len, (off_t)offset);
+
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done <= 0)
+			return done < 0 ? -errno : -EIO;
+		data += done;
+		offset += (uint64_t)done;
+		len -= (size_t)done;
+	}
+	return 0;
+}
+
+/* Put stream bytes [at, at + len) where they belong; what a turn of the ring hides is skipped. */
+static void spool_write(struct stream *stream, const uint8_t *data, size_t len, uint64_t at)
+{
+	uint64_t head = stream->exec->spool_bytes / 2;
+	uint64_t ring = stream->exec->spool_bytes - head;
+
+	while (len && !stream->spool_errno) {
+		uint64_t offset = at, room = head - at;
+		size_t take;
+
+		if (at >= head) {
+			if (len > ring) {
+				uint64_t skip = len - ring;
+
+				data += skip;
+				at += skip;
+				len -= (size_t)skip;
+			}
+			offset = head + (at - head) % ring;
+			room = head + ring - offset;
+		}
+		take = len < room ? len : (size_t)room;
+		stream->spool_errno = -write_at(stream->spool, data, take, offset);
+		data += take;
+		at += take;
+		len -= take;
+	}
+}
+
+int stream_spool(struct stream *stream)
+{
+	if (stream->spool >= 0)
+		return 0;
+	stream->spool = openat(worker.spool, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	if (stream->spool < 0)
+		return -errno;
+	spool_write(stream, stream->held, stream->held_len, 0);
+	free(stream->held);
+	stream->held = NULL;
+	stream->held_len = stream->held_cap = 0;
+	return 0;
+}
+
+/* Grow the memory that holds a short stream; false when it has to go to the spool. */
+static bool hold(struct stream *stream, const uint8_t *data, size_t len)
+{
+	uint64_t need = stream->held_len + (uint64_t)len;
+
+	if (need > stream->exec->inline_bytes)
+		return false;
+	if (need > stream->held_cap) {
+		uint64_t cap = need < 256 ? 256 : 2 * need;
+		uint8_t *more = realloc(stream->held, cap);
+
+		if (!more)
+			return false;
+		stream->held = more;
+		stream->held_cap = (uint32_t)cap;
+	}
+	memcpy(stream->held + stream->held_len, data, len);
+	stream->held_len = (uint32_t)need;
+	return true;
+}
+
+static void take(struct stream *stream, const uint8_t *data, size_t len)
+{
+	uint64_t at = stream->total;
+
+	sha256_update(&stream->sha, data, len);
+	stream->total += len;
+	if (stream->spool < 0 && !stream->spool_errno && hold(stream, data, len))
+		return;
+	if (stream->spool < 0 && !stream->spool_errno)
+		stream->spool_errno = -stream_spool(stream);
+	if (!stream->spool_errno)
+		spool_write(stream, data, len, at);
+}
+
+static void end(struct stream *stream)
+{
+	stream->eof = true;
+	if (stream->fd >= 0) {
+		loop_remove(stream->fd);
+		close_quietly(&stream->fd);
+	}
+}
+
+bool stream_drain(struct stream *stream)
+{
+	uint64_t before = stream->total;
+
+	while (!stream->eof && stream->total - before < DRAIN_MAX) {
+		ssize_t got = read(stream->fd, chunk, sizeof(chunk));
+
+		if (got > 0)
+			take(stream, chunk, (size_t)got);
+		else if (got < 0 && errno == EINTR)
+			continue;
+		else if (got < 0 && errno == EAGAIN)
+			return true;
+		else
+			end(stream); /* a terminal says EIO when its last holder has gone */
+	}
+	return !stream->eof;
+}
+
+static void stream_ready(struct source *source, uint32_t events)
+{
+	struct stream *stream = container_of(source, struct stream, source);
+
+	(void)events;
+	if (stream->fd < 0)
+		return;
+	stream_drain(stream);
+	exec_progress(stream->exec);
+}
+
+int stream_open(struct stream *stream, struct exec *exec, int fd)
+{
+	stream->exec = exec;
+	stream->fd = fd;
+	stream->eof = fd < 0;
+	stream->source.ready = stream_ready;
+	sha256_init(&stream->sha);
+	return fd < 0 ? 0 : loop_add(fd, &stream->source, EPOLLIN);
+}
+
+void stream_close(struct stream *stream)
+{
+	end(stream);
+	close_quietly(&stream->spool);
+	free(stream->held);
+	stream->held = NULL;
+}

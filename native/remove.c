@@ -1,0 +1,374 @@
+/*
+ * Remove trees that a sandbox has written, in a process of its own: hostile names, hostile
+ * depth, and as many entries as there are. Never follows a link.
+ */
+#define _GNU_SOURCE
+#include "remove.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "kernel.h"
+#include "spawner.h"
+
+#define DEPTH_MAX 32u
+#define ENTRIES_BYTES (8u << 10)
+
+struct entry {
+	uint64_t inode;
+	int64_t offset;
+	uint16_t length;
+	uint8_t type;
+	char name[];
+};
+
+struct removal {
+	int top;
+	uint64_t removed;
+	uint64_t serial;
+};
+
+static int empty(struct removal *removal, int dir, unsigned depth);
+
+/* Remove one name. 1: gone or moved on, 0: was not there, else -errno. */
+static int remove_one(struct removal *removal, int dir, const char *name, unsigned depth)
+{
+	auto_close int below = -1;
+	char moved[48];
+	int error;
+
+	if (unlinkat(dir, name, 0) == 0) {
+		removal->removed++;
+		return 1;
+	}
+	if (errno == ENOENT)
+		return 0;
+	if (errno != EISDIR && errno != EPERM)
+		return -errno;
+	if (unlinkat(dir, name, AT_REMOVEDIR) == 0) {
+		removal->removed++;
+		return 1;
+	}
+	if (errno != ENOTEMPTY && errno != EEXIST)
+		return -errno;
+	if (depth == DEPTH_MAX) {
+		/* Too deep for our descriptors: continue with it from the top. */
+		snprintf(moved, sizeof(moved), ".removed-%d-%llu", getpid(),
+			 (unsigned long long)removal->serial++);
+		return renameat(dir, name, removal->top, moved) < 0 ? -errno : 1;
+	}
+	below = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (below < 0)
+		return -errno;
+	error = empty(removal, below, depth + 1);
+	if (error)
+		return error;
+	if (unlinkat(dir, name, AT_REMOVEDIR) < 0)
+		return -errno;
+	removal->removed++;
+	return 1;
+}
+
+/* One pass over a directory. Returns how many entries went, or -errno. */
+static int pass(struct removal *removal, int dir, unsigned depth)
+{
+	uint8_t buf[ENTRIES_BYTES] __attribute__((aligned(8)));
+	int count = 0;
+
+	if (lseek(dir, 0, SEEK_SET) < 0)
+		return -errno;
+	for (;;) {
+		long got = syscall(SYS_getdents64, dir, buf, sizeof(buf));
+
+		if (got < 0)
+			return -errno;
+		if (got == 0)
+			return count;
+		for (long at = 0; at < got;) {
+			const struct entry *entry = (const void *)(buf + at);
+			int result;
+
+			at += entry->length;
+			if (strcmp(entry->name, ".") == 0 || strcmp(entry->name, "..") == 0)
+				continue;
+			result = remove_one(removal, dir, entry->name, depth);
+			if (result < 0)
+				return result;
+			count += result;
+		}
+	}
+}
+
+/* Some file systems skip entries while others are removed: until a pass finds none. */
+static int empty(struct removal *removal, int dir, unsigned depth)
+{
+	int count;
+
+	do
+		count = pass(removal, dir, depth);
+	while (count > 0);
+	return count;
+}
+
+int remove_below(int dir, const char *name, uint64_t *removed)
+{
+	struct removal removal = {.top = -1};
+	int error;
+
+	*removed = 0;
+	if (unlinkat(dir, name, 0) == 0 || unlinkat(dir, name, AT_REMOVEDIR) == 0) {
+		*removed = 1;
+		return 0;
+	}
+	if (errno == ENOENT)
+		return 0;
+	if (errno != ENOTEMPTY && errno != EEXIST)
+		return -errno;
+	removal.top = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (removal.top < 0)
+		return -errno;
+	error = empty(&removal, removal.top, 0);
+	*removed = removal.removed;
+	close(removal.top);
+	if (!error && unlinkat(dir, name, AT_REMOVEDIR) < 0)
+		error = -errno;
+	*removed += !error;
+	return error;
+}
+
+/* --- the process ---------------------------------------------------------------------- */
+
+struct order {
+	uint64_t request;
+	char name[256];
+};
+
+struct outcome {
+	uint64_t request;
+	uint64_t removed;
+	int error;
+};
+
+union one_descriptor {
+	struct cmsghdr header;
+	char room[CMSG_SPACE(sizeof(int))];
+};
+
+_Noreturn void remover_main(void)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+	prctl(PR_SET_NAME, "remover", 0, 0, 0);
+	for (;;) {
+		union one_descriptor control;
+		struct order order;
+		struct outcome outcome = {0};
+		struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
+		struct msghdr message = {
+			.msg_iov = &part,
+			.msg_iovlen = 1,
+			.msg_control = &control,
+			.msg_controllen = sizeof(control),
+		};
+		ssize_t got = recvmsg(REMOVER_CHANNEL, &message, MSG_CMSG_CLOEXEC);
+		struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+		int dir;
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got != (ssize_t)sizeof(order) || !header)
+			_exit(0);
+		memcpy(&dir, CMSG_DATA(header), sizeof(dir));
+		order.name[sizeof(order.name) - 1] = '\0';
+		outcome.request = order.request;
+		outcome.error = remove_below(dir, order.name, &outcome.removed);
+		close(dir);
+		if (send(REMOVER_CHANNEL, &outcome, sizeof(outcome), MSG_NOSIGNAL) < 0)
+			_exit(0);
+	}
+}
+
+/* --- in the worker -------------------------------------------------------------------- */
+
+#define UNDER_WAY_MAX 16u
+
+/* What was asked for, oldest first; the remover has been told of the first `under_way`. */
+struct pending {
+	struct pending *next;
+	int dir;
+	struct order order;
+};
+
+static int channel = -1;
+static pid_t remover;
+static struct source channel_source;
+static struct pending *first, **last = &first, **untold = &first;
+static unsigned under_way;
+static uint8_t stack[16 << 10] __attribute__((aligned(16)));
+
+static int run_remover(void *context)
+{
+	char *const argv[] = {(char *)REMOVER_NAME, NULL};
+	char *const env[] = {NULL};
+	int *error = context;
+
+	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 ||
+	    dup2(SLOT_CHANNEL, REMOVER_CHANNEL) < 0 || dup3(SLOT_PROGRAM, 4, O_CLOEXEC) < 0 ||
+	    sys_close_range(5, ~0u, 0) < 0)
+		*error = -errno;
+	else if (syscall(SYS_execveat, 4, "", argv, env, EMPTY_PATH) < 0)
+		*error = -errno;
+	return 1;
+}
+
+/* Answer the oldest. */
+static void answer_first(int error, uint64_t removed)
+{
+	struct pending *pending = first;
+
+	if (error)
+		answer_error(pending->order.request, -error, "remove", "");
+	else
+		answer_number(pending->order.request, removed);
+	first = pending->next;
+	if (last == &pending->next)
+		last = &first;
+	if (untold == &pending->next)
+		untold = &first;
+	if (under_way)
+		under_way--;
+	close_quietly(&pending->dir);
+	free(pending);
+}
+
+static void lose_remover(void)
+{
+	if (channel >= 0) {
+		loop_remove(channel);
+		close_quietly(&channel);
+	}
+	if (remover > 0) {
+		kill(remover, SIGKILL);
+		while (waitpid(remover, NULL, __WALL) < 0 && errno == EINTR)
+			;
+	}
+	remover = 0;
+	while (first)
+		answer_first(-EIO, 0);
+}
+
+static int hand_over(struct pending *pending)
+{
+	union one_descriptor control = {.header = {.cmsg_level = SOL_SOCKET,
+						   .cmsg_type = SCM_RIGHTS,
+						   .cmsg_len = CMSG_LEN(sizeof(int))}};
+	struct iovec part = {.iov_base = &pending->order, .iov_len = sizeof(pending->order)};
+	struct msghdr message = {
+		.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+
+	memcpy(CMSG_DATA(&control.header), &pending->dir, sizeof(pending->dir));
+	if (sendmsg(channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		return -errno;
+	close_quietly(&pending->dir);
+	return 0;
+}
+
+static void hand_over_some(void)
+{
+	while (*untold && under_way < UNDER_WAY_MAX) {
+		int error = hand_over(*untold);
+
+		if (error && error != -EAGAIN) {
+			lose_remover();
+			return;
+		}
+		if (error)
+			return;
+		under_way++;
+		untold = &(*untold)->next;
+	}
+}
+
+static void channel_ready(struct source *source, uint32_t events)
+{
+	(void)source;
+	(void)events;
+	while (channel >= 0) {
+		struct outcome outcome;
+		ssize_t got = recv(channel, &outcome, sizeof(outcome), MSG_DONTWAIT);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0 && errno == EAGAIN)
+			break;
+		if (got != (ssize_t)sizeof(outcome) || !under_way ||
+		    first->order.request != outcome.request) {
+			lose_remover();
+			return;
+		}
+		answer_first(outcome.error, outcome.removed);
+	}
+	hand_over_some();
+}
+
+static int start_remover(void)
+{
+	struct clone_args args = {
+		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES,
+		.stack = (uint64_t)(uintptr_t)stack,
+		.stack_size = sizeof(stack),
+	};
+	int pair[2], error = 0;
+	long pid;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	if (slot_put(pair[1], SLOT_CHANNEL) < 0 || slot_put(worker.program, SLOT_PROGRAM) < 0)
+		error = -errno;
+	pid = error ? error : clone_onto_stack(&args, run_remover, &error);
+	slot_clear(SLOT_CHANNEL);
+	slot_clear(SLOT_PROGRAM);
+	close(pair[1]);
+	channel = pair[0];
+	remover = pid > 0 ? (pid_t)pid : 0;
+	channel_source.ready = channel_ready;
+	error = pid < 0 ? (int)pid : error ? error : loop_add(channel, &channel_source, EPOLLIN);
+	if (error)
+		lose_remover();
+	return error;
+}
+
+void remove_tree(int *dir, const char *name, uint64_t request)
+{
+	struct pending *pending = calloc(1, sizeof(*pending));
+	int error = pending ? 0 : -ENOMEM;
+
+	if (!error && channel < 0)
+		error = start_remover();
+	if (error) {
+		free(pending);
+		answer_error(request, -error, "remover", "");
+		return;
+	}
+	pending->order.request = request;
+	snprintf(pending->order.name, sizeof(pending->order.name), "%s", name);
+	pending->dir = *dir;
+	*dir = -1;
+	*last = pending;
+	last = &pending->next;
+	hand_over_some();
+}

@@ -1,0 +1,358 @@
+/*
+ * The root of a sandbox: read-only layers below a writable upper, and a /dev of its own, both
+ * as detached mounts that pid 1 moves into its namespace. The upper and the layers are seen
+ * through idmapped clones, so what lies on disk are the sandbox's own ids.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+
+#include "kernel.h"
+#include "spawner.h"
+
+static int own_mounts = -1; /* our small mount namespace */
+
+static int new_mount(int fs, unsigned attributes)
+{
+	int mount;
+
+	if (sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
+		return -errno;
+	mount = sys_fsmount(fs, attributes);
+	return mount < 0 ? -errno : mount;
+}
+
+static int mount_at(const char *type, const char *path)
+{
+	auto_close int fs = sys_fsopen(type);
+	auto_close int mount = fs < 0 ? -errno : new_mount(fs, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
+
+	if (mount < 0)
+		return mount;
+	return sys_move_mount(mount, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0 ? -errno : 0;
+}
+
+/*
+ * Leave the host's mounts for a namespace with a handful: every sandbox starts from a copy of
+ * it, and overlay takes uppers and layers only from mounts of the caller's own.
+ */
+int rootfs_prepare(int layers)
+{
+	static const char *const directories[] = {"/proc", "/sys", "/layers", "/mnt"};
+	auto_close int tree = sys_open_tree(layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
+	auto_close int fs = -1;
+	auto_close int root = -1;
+	int error;
+
+	if (tree < 0)
+		return -errno;
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+		return -errno;
+	fs = sys_fsopen("tmpfs");
+	root = fs < 0 ? -errno : new_mount(fs, ATTR_NOSUID | ATTR_NODEV);
+	if (root < 0)
+		return root;
+	if (sys_move_mount(root, "", AT_FDCWD, "/", MOVE_EMPTY_PATH) < 0 || fchdir(root) < 0 ||
+	    syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
+		return -errno;
+	for (size_t i = 0; i < ARRAY_LEN(directories); i++)
+		if (mkdir(directories[i], 0755) < 0)
+			return -errno;
+	error = mount_at("proc", "/proc");
+	error = error ? error : mount_at("sysfs", "/sys");
+	if (error)
+		return error;
+	if (sys_move_mount(tree, "", AT_FDCWD, "/layers", MOVE_EMPTY_PATH) < 0)
+		return -errno;
+	worker.layers = open("/layers", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	worker.proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	own_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	return worker.layers < 0 || worker.proc < 0 || own_mounts < 0 ? -errno : 0;
+}
+
+static void act_as(uint32_t id)
+{
+	setfsgid(id);
+	setfsuid(id);
+	/* Changing identity may make us dumpable, as the host's fs.suid_dumpable says. */
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+}
+
+static int idmap(int tree, int userns)
+{
+	struct mount_attributes map = {.attr_set = ATTR_IDMAP, .userns_fd = (uint64_t)userns};
+
+	return sys_mount_setattr(tree, "", EMPTY_PATH, &map) < 0 ? -errno : 0;
+}
+
+int rootfs_at_home(bool home)
+{
+	return setns(home ? worker.home_mounts : own_mounts, CLONE_NEWNS) < 0 ? -errno : 0;
+}
+
+/* A detached copy of the mount that `upper` lies on, rooted there, whatever namespace it is of. */
+static int clone_upper(int upper)
+{
+	int tree, error = 0;
+
+	error = rootfs_at_home(true);
+	if (error)
+		return error;
+	tree = sys_open_tree(upper, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
+	if (tree < 0)
+		error = -errno;
+	if (rootfs_at_home(false) < 0)
+		abort(); /* we would go on in the host's mounts */
+	return error ? error : tree;
+}
+
+static int tmpfs_upper(uint64_t bytes)
+{
+	auto_close int fs = sys_fsopen("tmpfs");
+	char size[24];
+
+	if (fs < 0)
+		return -errno;
+	snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
+	if (sys_fsconfig(fs, FSCONFIG_SET_STRING, "size", size, 0) < 0)
+		return -errno;
+	return new_mount(fs, ATTR_NODEV);
+}
+
+static int make_directory(int dir, const char *name, mode_t mode)
+{
+	struct stat st;
+
+	if (mkdirat(dir, name, mode) == 0)
+		return mode & S_ISVTX && fchmodat(dir, name, mode, 0) < 0 ? -errno : 0;
+	if (errno != EEXIST)
+		return -errno;
+	if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		return -errno;
+	/* A link where we mount would lead the mount elsewhere in the image: refused later. */
+	return S_ISDIR(st.st_mode) || S_ISLNK(st.st_mode) ? 0 : -ENOTDIR;
+}
+
+static int open_directory(int dir, const char *name)
+{
+	int fd = sys_openat2(dir, name, O_PATH | O_DIRECTORY | O_CLOEXEC,
+			     RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+
+	return fd < 0 ? -errno : fd;
+}
+
+static int set_fd(int fs, const char *key, int fd)
+{
+	char path[40];
+
+	if (sys_fsconfig(fs, FSCONFIG_SET_FD, key, NULL, fd) == 0)
+		return 0;
+	if (errno != EINVAL)
+		return -errno;
+	/* Before Linux 6.13 overlay takes paths only. */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return sys_fsconfig(fs, FSCONFIG_SET_STRING, key, path, 0) < 0 ? -errno : 0;
+}
+
+struct overlay {
+	int fs;
+	int layers;
+	int upper;
+	int lower[LAYERS_MAX];
+	size_t lower_count;
+};
+
+static int add_layers(struct overlay *overlay, const struct root_spec *spec, int userns)
+{
+	int error;
+
+	overlay->layers = sys_open_tree(worker.layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
+	if (overlay->layers < 0)
+		return -errno;
+	error = idmap(overlay->layers, userns);
+	for (size_t i = 0; i < spec->layer_count && !error; i++) {
+		int fd = open_directory(overlay->layers, spec->layers[i]);
+
+		if (fd < 0)
+			return fd;
+		/* Overlay looks at them when it is created: they stay open until then. */
+		overlay->lower[overlay->lower_count++] = fd;
+		error = set_fd(overlay->fs, "lowerdir+", fd);
+	}
+	return error;
+}
+
+static int add_upper(struct overlay *overlay, const struct root_spec *spec, int userns)
+{
+	static const char *const names[][2] = {{"upper", "upperdir"}, {"work", "workdir"}};
+	int error;
+
+	overlay->upper =
+		spec->upper >= 0 ? clone_upper(spec->upper) : tmpfs_upper(spec->tmpfs_bytes);
+	if (overlay->upper < 0)
+		return overlay->upper;
+	error = idmap(overlay->upper, userns);
+	for (size_t i = 0; i < ARRAY_LEN(names) && !error; i++) {
+		auto_close int fd = -1;
+
+		error = make_directory(overlay->upper, names[i][0], 0755);
+		if (error)
+			break;
+		fd = open_directory(overlay->upper, names[i][0]);
+		error = fd < 0 ? fd : set_fd(overlay->fs, names[i][1], fd);
+	}
+	return error;
+}
+
+static int mount_overlay(const struct overlay *overlay)
+{
+	static const char *const options[][2] = {
+		{"source", "coldframe"}, {"redirect_dir", "nofollow"}, {"index", "off"},
+		{"metacopy", "off"},	 {"xino", "off"},
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(options); i++)
+		if (sys_fsconfig(overlay->fs, FSCONFIG_SET_STRING, options[i][0], options[i][1], 0) <
+		    0)
+			return -errno;
+	if (sys_fsconfig(overlay->fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0) < 0)
+		return -errno;
+	return new_mount(overlay->fs, ATTR_NODEV);
+}
+
+/* Overlay falls back to read-only in silence when it cannot use its work directory. */
+static int assert_writable(int root)
+{
+	auto_close int probe = -1;
+	struct statvfs st;
+
+	if (fstatvfs(root, &st) < 0)
+		return -errno;
+	if (st.f_flag & ST_RDONLY)
+		return -EROFS;
+	probe = openat(root, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+	return probe < 0 ? -errno : 0;
+}
+
+static int add_mount_points(int root)
+{
+	static const char *const directories[] = {"dev", "proc", "sys"};
+	int error = make_directory(root, "tmp", 01777);
+
+	for (size_t i = 0; i < ARRAY_LEN(directories) && !error; i++)
+		error = make_directory(root, directories[i], 0755);
+	return error;
+}
+
+static int make_dev(void)
+{
+	static const struct {
+		const char *name;
+		unsigned minor;
+		unsigned major;
+	} nodes[] = {
+		{"null", 3, 1}, {"zero", 5, 1},	   {"full", 7, 1},
+		{"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5},
+	};
+	static const char *const links[][2] = {
+		{"/proc/self/fd", "fd"},	{"/proc/self/fd/0", "stdin"},
+		{"/proc/self/fd/1", "stdout"}, {"/proc/self/fd/2", "stderr"},
+		{"pts/ptmx", "ptmx"},
+	};
+	static const char *const directories[] = {"pts", "shm", ".empty"};
+	auto_close int fs = sys_fsopen("tmpfs");
+	int dev, error;
+
+	if (fs < 0 || sys_fsconfig(fs, FSCONFIG_SET_STRING, "mode", "755", 0) < 0 ||
+	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "size", "1m", 0) < 0)
+		return -errno;
+	dev = new_mount(fs, ATTR_NOSUID | ATTR_NOEXEC);
+	if (dev < 0)
+		return dev;
+	for (size_t i = 0; i < ARRAY_LEN(nodes); i++)
+		if (mknodat(dev, nodes[i].name, S_IFCHR | 0666,
+			    makedev(nodes[i].major, nodes[i].minor)) < 0)
+			goto failed;
+	for (size_t i = 0; i < ARRAY_LEN(links); i++)
+		if (symlinkat(links[i][0], dev, links[i][1]) < 0)
+			goto failed;
+	for (size_t i = 0; i < ARRAY_LEN(directories); i++)
+		if (mkdirat(dev, directories[i], 0755) < 0)
+			goto failed;
+	return dev;
+failed:
+	error = -errno;
+	close_quietly(&dev);
+	return error;
+}
+
+bool injected(const char *wanted, const char *step)
+{
+	return wanted && strcmp(wanted, step) == 0;
+}
+
+static int make_root(const struct root_spec *spec, int userns, struct overlay *overlay,
+		     const char **stage)
+{
+	int error;
+
+	*stage = "layers";
+	overlay->fs = sys_fsopen("overlay");
+	if (overlay->fs < 0)
+		return -errno;
+	error = injected(spec->inject, *stage) ? -EIO : add_layers(overlay, spec, userns);
+	if (error)
+		return error;
+	*stage = "upper";
+	error = injected(spec->inject, *stage) ? -EIO : add_upper(overlay, spec, userns);
+	if (error)
+		return error;
+	*stage = "overlay";
+	return injected(spec->inject, *stage) ? -EIO : mount_overlay(overlay);
+}
+
+static int check_root(const struct root_spec *spec, int root, const char **stage)
+{
+	int error;
+
+	*stage = "writable";
+	error = injected(spec->inject, *stage) ? -EIO : assert_writable(root);
+	if (error)
+		return error;
+	*stage = "mount points";
+	return injected(spec->inject, *stage) ? -EIO : add_mount_points(root);
+}
+
+int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
+		const char **stage)
+{
+	struct overlay overlay = {.fs = -1, .layers = -1, .upper = -1};
+	int error;
+
+	/* Overlay works with the identity it was mounted under, for as long as it lives. */
+	act_as(id_base);
+	*root = make_root(spec, userns, &overlay, stage);
+	error = *root < 0 ? *root : check_root(spec, *root, stage);
+	if (!error) {
+		*stage = "devices";
+		*dev = injected(spec->inject, *stage) ? -EIO : make_dev();
+		error = *dev < 0 ? *dev : 0;
+	}
+	act_as(0);
+	for (size_t i = 0; i < overlay.lower_count; i++)
+		close(overlay.lower[i]);
+	close_quietly(&overlay.upper);
+	close_quietly(&overlay.layers);
+	close_quietly(&overlay.fs);
+	return error;
+}

@@ -1,0 +1,345 @@
+/* What the parts of a worker share. One thread, one loop, one connection. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "frame.h"
+#include "sha256.h"
+#include "util.h"
+
+/*
+ * The lowest descriptors. Helpers copy only those below SLOT_END of our table, so that an exec
+ * costs the same however many sandboxes are open; what a helper needs is put there first.
+ */
+enum slot {
+	SLOT_OUT = 3,
+	SLOT_ERR,
+	SLOT_IN,
+	SLOT_PIDFD,
+	SLOT_CHANNEL,
+	SLOT_PROGRAM,
+	SLOT_EXTRA,
+	SLOT_END = SLOT_EXTRA + 8,
+};
+
+#define EXTRA_MAX 8u
+#define LAYERS_MAX 128u
+#define GROUPS_MAX 256u
+#define WATCHERS_MAX 8u
+#define ID_MAX 64u
+#define INLINE_MAX (1u << 20)
+#define SPOOL_MIN 8192u
+
+/* Something epoll tells us about. */
+struct source {
+	void (*ready)(struct source *source, uint32_t events);
+};
+
+/* Calls `fire` once at `at` (CLOCK_MONOTONIC); `index` is its place in the heap, or 0. */
+struct timer {
+	uint64_t at;
+	size_t index;
+	void (*fire)(struct timer *timer);
+};
+
+struct limits {
+	uint64_t memory;
+	uint64_t cpu_milli;
+	uint64_t pids;
+};
+
+enum sandbox_state {
+	SANDBOX_STARTING,
+	SANDBOX_LIVE,
+	SANDBOX_DYING,
+	SANDBOX_CLEANING,
+	SANDBOX_GONE,
+};
+
+struct sandbox {
+	struct sandbox *next; /* in its hash chain */
+	struct exec *execs;
+	char id[ID_MAX + 1];
+	enum sandbox_state state;
+	uint32_t id_base;
+	bool no_new_privs;
+	bool listed;
+	bool channel_ended;
+	pid_t pid;
+	int pidfd;
+	int channel; /* socket whose other end only pid 1 holds */
+	int root;
+	int cgroup; /* its directory in the unified hierarchy */
+	int oom; /* counts OOM kills; -1 without a memory limit */
+	struct limits limits;
+	uint64_t ooms_seen;
+	uint64_t began_ns;
+	uint64_t create_request;
+	uint64_t destroy_request;
+	uint64_t kill_request;
+	uint64_t killed;
+	int fault; /* errno of a failed create */
+	char fault_stage[24];
+	int exit_status;
+	unsigned tries;
+	struct source channel_source;
+	struct source pidfd_source;
+	struct timer timer;
+	struct sandbox *dead; /* in the list of those to free */
+};
+
+struct stream {
+	struct source source;
+	struct exec *exec;
+	int fd;
+	bool eof;
+	uint64_t total;
+	struct sha256 sha;
+	uint8_t *held; /* the whole stream while it is short and nobody asked for the spool */
+	uint32_t held_len;
+	uint32_t held_cap;
+	int spool;
+	int spool_errno;
+};
+
+struct usage {
+	uint64_t user_us;
+	uint64_t system_us;
+	uint64_t peak_bytes;
+	uint64_t read_bytes;
+	uint64_t write_bytes;
+};
+
+struct watcher {
+	uint64_t request;
+	uint64_t seen_out;
+	uint64_t seen_err;
+};
+
+struct exec {
+	struct exec *next; /* in its hash chain */
+	struct exec *sibling; /* in its sandbox */
+	struct sandbox *sandbox;
+	uint64_t id;
+	uint64_t request;
+	pid_t pid; /* of the leader, in the sandbox */
+	bool listed;
+	bool ended;
+	bool killed; /* by us: its SIGKILL is no sign of the OOM killer */
+	bool cgroup_gone;
+	bool forgotten; /* by the node: its output is kept no more */
+	enum reason cause; /* of our kill */
+	int watch; /* inotify descriptor of its cgroup's events, or -1 */
+	uint64_t spool_bytes;
+	uint64_t inline_bytes;
+	uint64_t kill_bytes;
+	uint64_t began_ns; /* CLOCK_MONOTONIC */
+	uint64_t began_real_ns;
+	uint64_t ooms_before;
+	struct timer timer;
+	unsigned tries;
+	unsigned watchers;
+	struct watcher watcher[WATCHERS_MAX];
+	struct stream out;
+	struct stream err;
+	struct exec *dead;
+};
+
+struct cgroup_bases {
+	int unified;
+	int memory, cpu, pids; /* version 1, or -1 */
+	bool v2_memory, v2_cpu, v2_pids;
+	bool split; /* controllers are delegated below a sandbox: pid 1 needs a leaf of its own */
+};
+
+struct worker {
+	int epoll;
+	int inotify;
+	int null;
+	int proc;
+	int layers; /* our attached copy */
+	int spool;
+	int program; /* the sealed memfd */
+	int home_mounts;
+	int home_network;
+	uint64_t soft_files; /* RLIMIT_NOFILE as it was given to us */
+	bool greeted;
+	bool in_process;
+	bool ending;
+	uint64_t sandboxes;
+	uint64_t execs;
+	struct cgroup_bases cgroups;
+	struct source inotify_source;
+};
+
+extern struct worker worker;
+
+/* --- loop.c --- */
+int loop_add(int fd, struct source *source, uint32_t events);
+void loop_remove(int fd);
+/* Room for the timers of one sandbox or exec more. Returns 0 or -ENOMEM. */
+int timers_reserve(void);
+void timer_set(struct timer *timer, uint64_t at);
+void timer_cancel(struct timer *timer);
+/* Milliseconds until the next timer, for epoll; fires those that are due. */
+int timers_run(void);
+int slot_put(int fd, enum slot slot);
+void slot_clear(enum slot slot);
+/* A copy above the slots, or -errno. */
+int dup_cloexec(int fd);
+
+/* --- connection.c --- */
+void connection_open(int fd);
+bool connection_alive(void);
+/* Begin an answer in the shared buffer. Only one is built at a time. */
+struct builder *answer_begin(enum type type, uint64_t request);
+void answer_send(struct builder *b);
+void answer_error(uint64_t request, int error, const char *stage, const char *message);
+void answer_ok(uint64_t request);
+void answer_number(uint64_t request, uint64_t value);
+
+/* --- requests.c --- */
+/* Handle one frame; takes what it uses of `fds` (sets it to -1). -errno: the peer is broken. */
+int request_handle(struct frame *frame, int *fds);
+
+/* --- cgroup.c --- */
+int cgroups_use(const char *name, const char *path);
+int cgroups_finish(void);
+int cgroup_create(struct sandbox *sandbox);
+int cgroup_limit(struct sandbox *sandbox, const char **stage);
+/* A descriptor of the cgroup that pid 1 is cloned into. */
+int cgroup_open_init(struct sandbox *sandbox);
+/* 0 when nothing is left, -EBUSY while something is. */
+int cgroup_remove(struct sandbox *sandbox);
+/* Called by a helper on itself. */
+int cgroup_enter_v1(const struct sandbox *sandbox);
+uint64_t cgroup_ooms(const struct sandbox *sandbox);
+/* A descriptor of the new cgroup, or -errno. */
+int cgroup_exec_create(const struct exec *exec);
+int cgroup_exec_remove(const struct exec *exec);
+int cgroup_exec_kill(const struct exec *exec);
+bool cgroup_exec_populated(const struct exec *exec);
+void cgroup_exec_usage(const struct exec *exec, struct usage *usage);
+int cgroup_exec_watch(const struct exec *exec);
+void inotify_forget(int watch);
+void inotify_prepare(void);
+/* Call `each` for every pid in one cgroup of a sandbox; returns how many there were. */
+unsigned cgroup_pids(const struct sandbox *sandbox, const char *cgroup,
+		     void (*each)(pid_t pid, void *context), void *context);
+void cgroup_exec_name(const struct exec *exec, const char *file, char *buf, size_t size);
+
+/* --- rootfs.c --- */
+struct root_spec {
+	int upper;
+	uint64_t tmpfs_bytes;
+	const char *layers[LAYERS_MAX];
+	size_t layer_count;
+	const char *inject;
+};
+
+/*
+ * Make the root and the /dev of a sandbox as detached mounts, owned by its ids.
+ * Returns 0, or -errno with `stage` set.
+ */
+int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
+		const char **stage);
+int rootfs_prepare(int layers);
+/* Go to the host's mounts, or back to ours. */
+int rootfs_at_home(bool home);
+
+/* --- sandbox.c --- */
+extern const char *const worker_steps[];
+extern const size_t worker_step_count;
+struct create_spec {
+	const char *id;
+	const char *hostname;
+	uint64_t flags;
+	uint64_t shm_bytes;
+	uint32_t id_base;
+	struct limits limits;
+	struct root_spec root;
+	uint64_t request;
+};
+void sandbox_create(const struct create_spec *spec);
+struct sandbox *sandbox_find(const char *id);
+void sandbox_destroy(struct sandbox *sandbox, uint64_t request);
+void sandbox_kill_all(struct sandbox *sandbox, uint64_t request);
+void sandbox_kill_progress(struct sandbox *sandbox);
+void sandboxes_end(void);
+void sandboxes_free_dead(void);
+bool injected(const char *wanted, const char *step);
+
+/* --- exec.c --- */
+struct exec_spec {
+	struct sandbox *sandbox;
+	uint64_t request;
+	uint64_t id;
+	uint32_t uid, gid;
+	uint32_t mask;
+	uint64_t deadline_ns;
+	uint64_t spool_bytes, inline_bytes, kill_bytes;
+	uint16_t rows, cols;
+	uint64_t flags;
+	const char *cwd;
+	char **argv, **env;
+	size_t group_count;
+	uint32_t groups[GROUPS_MAX];
+	int in;
+	size_t extra_count;
+	struct {
+		int target;
+		int fd;
+	} extra[EXTRA_MAX];
+};
+void exec_start(const struct exec_spec *spec);
+struct exec *exec_find(uint64_t id);
+struct exec *exec_of_pid(struct sandbox *sandbox, pid_t pid);
+void exec_leader_ended(struct exec *exec, int status, const struct usage *usage);
+/* The sandbox is no more: end it if it runs, and forget it. */
+void exec_sandbox_gone(struct exec *exec);
+void exec_kill(struct exec *exec, enum reason cause);
+void exec_check_cgroup(struct exec *exec);
+void exec_output(struct exec *exec, uint64_t request);
+void exec_watch(struct exec *exec, uint64_t request, uint64_t seen_out, uint64_t seen_err);
+void exec_mark(struct exec *exec, uint64_t request);
+void exec_forget(struct exec *exec, uint64_t request);
+void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope scope);
+void exec_cgroup_event(int watch);
+/* A stream has moved on: tell watchers, enforce the kill limit. */
+void exec_progress(struct exec *exec);
+void execs_free_dead(void);
+
+/* --- launch.c --- */
+/*
+ * Start the command of `spec` in the cgroup `cgroup`. Returns its pid in the sandbox, or -errno
+ * with `stage` set: nothing was executed.
+ */
+pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage);
+int launch_measure(const char *path, uint64_t *durations, size_t count);
+
+/* --- output.c --- */
+int stream_open(struct stream *stream, struct exec *exec, int fd);
+/* Read what is there now; false once the stream has ended. */
+bool stream_drain(struct stream *stream);
+int stream_spool(struct stream *stream);
+void stream_close(struct stream *stream);
+
+/* --- inspect.c --- */
+struct process {
+	pid_t pid; /* in the sandbox */
+	char name[16];
+	size_t name_len;
+};
+int process_read(pid_t host_pid, struct process *process);
+/* Host pid of the leader, or 0. */
+pid_t inspect_host_pid(struct sandbox *sandbox, const struct exec *exec);
+/* Signal processes of a running exec; returns how many were reached. */
+unsigned inspect_signal(const struct exec *exec, int signum, enum scope scope);
+void inspect_processes(struct sandbox *sandbox, uint64_t request);
+
+/* --- remove.c --- */
+/* Takes the descriptor. */
+void remove_tree(int *dir, const char *name, uint64_t request);

@@ -1,0 +1,85 @@
+#define _GNU_SOURCE
+#include "util.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+uint64_t clock_ns(int clock)
+{
+	struct timespec now = {0};
+
+	clock_gettime(clock, &now);
+	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+int write_file_at(int dir, const char *path, const char *text)
+{
+	size_t len = strlen(text);
+	auto_close int fd = openat(dir, path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+	ssize_t done;
+
+	if (fd < 0)
+		return -errno;
+	done = write(fd, text, len);
+	if (done < 0)
+		return -errno;
+	return (size_t)done == len ? 0 : -EIO;
+}
+
+int write_number_at(int dir, const char *path, uint64_t value)
+{
+	char text[24];
+
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
+	return write_file_at(dir, path, text);
+}
+
+ssize_t read_file_at(int dir, const char *path, char *buf, size_t size)
+{
+	auto_close int fd = openat(dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	size_t have = 0;
+
+	if (fd < 0)
+		return -errno;
+	while (have + 1 < size) {
+		ssize_t got = read(fd, buf + have, size - 1 - have);
+
+		if (got < 0)
+			return -errno;
+		if (got == 0)
+			break;
+		have += (size_t)got;
+	}
+	buf[have] = '\0';
+	return (ssize_t)have;
+}
+
+const char *parse_number(const char *text, uint64_t *value)
+{
+	const char *at = text;
+	uint64_t sum = 0;
+
+	while (*at >= '0' && *at <= '9' && sum < UINT64_MAX / 10 - 9)
+		sum = sum * 10 + (uint64_t)(*at++ - '0');
+	*value = sum;
+	return at == text ? NULL : at;
+}
+
+uint64_t number_after(const char *text, const char *key)
+{
+	size_t len = strlen(key);
+	uint64_t value = 0;
+
+	for (const char *line = text; line; line = strchr(line, '\n')) {
+		if (*line == '\n')
+			line++;
+		if (strncmp(line, key, len) == 0 && line[len] == ' ') {
+			parse_number(line + len + 1, &value);
+			return value;
+		}
+	}
+	return 0;
+}

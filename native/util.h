@@ -1,0 +1,73 @@
+/* Small helpers: each returns -errno on failure and never exits. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define NS_PER_S 1000000000ull
+#define NS_PER_MS 1000000ull
+
+#define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr) - offsetof(type, member)))
+
+static inline void close_quietly(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+#define auto_close __attribute__((cleanup(close_quietly)))
+
+uint64_t clock_ns(int clock);
+
+/* Write a whole (small) string to an existing file below `dir`. Returns 0 or -errno. */
+int write_file_at(int dir, const char *path, const char *text);
+
+/* As write_file_at, with a number in decimal. */
+int write_number_at(int dir, const char *path, uint64_t value);
+
+/* Read a small file below `dir` and terminate it. Returns its length or -errno. */
+ssize_t read_file_at(int dir, const char *path, char *buf, size_t size);
+
+/* The number behind `key` and a blank at the start of a line, or 0. */
+uint64_t number_after(const char *text, const char *key);
+
+/* Parse decimal digits; returns the first character behind them, or NULL if there are none. */
+const char *parse_number(const char *text, uint64_t *value);
+
+static inline uint16_t get_u16(const uint8_t *p)
+{
+	return (uint16_t)((uint16_t)(p[0] << 8) | p[1]);
+}
+
+static inline uint32_t get_u32(const uint8_t *p)
+{
+	return (uint32_t)get_u16(p) << 16 | get_u16(p + 2);
+}
+
+static inline uint64_t get_u64(const uint8_t *p)
+{
+	return (uint64_t)get_u32(p) << 32 | get_u32(p + 4);
+}
+
+static inline void put_u16(uint8_t *p, uint16_t v)
+{
+	p[0] = (uint8_t)(v >> 8);
+	p[1] = (uint8_t)v;
+}
+
+static inline void put_u32(uint8_t *p, uint32_t v)
+{
+	put_u16(p, (uint16_t)(v >> 16));
+	put_u16(p + 2, (uint16_t)v);
+}
+
+static inline void put_u64(uint8_t *p, uint64_t v)
+{
+	put_u32(p, (uint32_t)(v >> 32));
+	put_u32(p + 4, (uint32_t)v);
+}
