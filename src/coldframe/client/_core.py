@@ -97,15 +97,19 @@ class ClientCore:
         try:
             return await link.exec(sandbox_id, request)
         except asyncio.CancelledError:
-            await kill_quietly(link, request.operation_id)
+            await kill_quietly(link, sandbox_id, request.operation_id)
             raise
 
 
-async def kill_quietly(link: NodeLink, operation_id: str | None) -> None:
+async def kill_quietly(link: NodeLink, sandbox_id: str, operation_id: str | None) -> None:
     """Kill a command that nobody waits for any more; that it has ended already is fine."""
-    if operation_id is not None:
-        with contextlib.suppress(ColdframeError):
-            await link.signal(operation_id, signals.SIGKILL, SignalScope.TREE)
+    if operation_id is None:
+        return
+    with contextlib.suppress(ColdframeError):
+        # The signal waits for a command that has not had its turn yet.
+        await link.signal(operation_id, signals.SIGKILL, SignalScope.TREE)
+        # It may have missed a child that was being forked.
+        await link.kill_processes(sandbox_id, operation_id)
 
 
 class Streaming:
@@ -126,7 +130,7 @@ class Streaming:
             self.result = await link.wait_exec(self.operation_id)
         finally:
             if self.result is None:
-                await kill_quietly(link, self.operation_id)
+                await kill_quietly(link, self._sandbox_id, self.operation_id)
 
 
 async def merged(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal as signals
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
-from coldframe.client._core import merged
+from coldframe.client._core import kill_quietly, merged
 from coldframe.protocol.models import (
     ExecRequest,
     ExecResult,
@@ -94,7 +93,7 @@ class SandboxCore:
         return await (await self._client.link()).signal(operation_id, signum, scope)
 
     async def kill(self, operation_id: str) -> ExecResult:
-        await self.signal(operation_id, signals.SIGKILL, SignalScope.TREE)
+        await kill_quietly(await self._client.link(), self.id, operation_id)
         return await self.wait(operation_id)
 
     async def resize(self, operation_id: str, rows: int, cols: int) -> None:

@@ -76,8 +76,6 @@ class SessionCore:
         self._core, self._sandbox_id, self._request = core, sandbox_id, request
         self._window_bytes = window_bytes
         self.operation_id = request.operation_id or ""
-        self.ended: ExecResult | None = None
-        """How the shell ended, once that is known."""
         self._turn = asyncio.Lock()
         self._kind = b""
         self._at: dict[Stream, int] = {"stdout": 0, "stderr": 0, "status": 0}
@@ -109,11 +107,16 @@ class SessionCore:
             raise
         if answer is None:
             await self.kill()
-            if self.ended is not None and self.ended.reason is Reason.INFRASTRUCTURE:
-                await self._end
             raise SessionEndedError(f"{self._shell} did not answer: is it a POSIX shell?")
         self._kind = b"bash" if b"bash" in answer else b""
         await link.write_stdin(self.operation_id, _TRAP[self._kind])
+
+    @property
+    def ended(self) -> ExecResult | None:
+        """How the shell ended, once it has."""
+        if self._end is None or not self._end.done() or self._end.cancelled():
+            return None
+        return self._end.result()
 
     @property
     def _shell(self) -> str:
@@ -205,8 +208,8 @@ class SessionCore:
         """Take the output up to where the command ended, and know how the shell is."""
         if answer is None:
             assert self._end is not None
-            self.ended = await self._end
-            totals = (self.ended.out.total_bytes, self.ended.err.total_bytes)
+            ended = await self._end
+            totals = (ended.out.total_bytes, ended.err.total_bytes)
         else:
             self._code = int(answer)
             totals = await link.mark(self.operation_id)
@@ -286,8 +289,8 @@ class SessionCore:
         reason = Reason.EXIT
         if answer is not None:
             code = int(answer)
-        elif self.ended is not None:
-            code, signal, reason = self.ended.exit_code, self.ended.signal, self.ended.reason
+        elif (ended := self.ended) is not None:
+            code, signal, reason = ended.exit_code, ended.signal, ended.reason
         if deadline:
             code, signal, reason = None, int(signals.SIGKILL), Reason.DEADLINE
         outputs = {stream: window.output() for stream, window in windows.items()}
@@ -307,8 +310,8 @@ class SessionCore:
 
     def _ended_message(self) -> str:
         how = ""
-        if self.ended is not None:
-            how = f" ({self.ended.reason}, status {self.ended.returncode})"
+        if (ended := self.ended) is not None:
+            how = f" ({ended.reason}, status {ended.returncode})"
         return f"session {self.operation_id!r}: its shell has ended{how}"
 
     async def close(self) -> None:
@@ -320,14 +323,14 @@ class SessionCore:
             await link.close_stdin(self.operation_id)
             if not await _done(self._end, GRACE_S):
                 await link.signal(self.operation_id, signals.SIGKILL, SignalScope.LEADER)
-            self.ended = await self._end
+            await asyncio.shield(self._end)
 
     async def kill(self) -> None:
         """Kill the shell and everything that it started."""
         if self._end is None:
             return
-        await kill_quietly(await self._core.link(), self.operation_id)
-        self.ended = await asyncio.shield(self._end)
+        await kill_quietly(await self._core.link(), self._sandbox_id, self.operation_id)
+        await asyncio.shield(self._end)
 
 
 async def _read_status(link: NodeLink, operation_id: str, cursor: int) -> OutputChunk:

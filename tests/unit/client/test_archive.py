@@ -19,7 +19,9 @@ from coldframe.protocol.errors import (
 )
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644):
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, mode
     return info

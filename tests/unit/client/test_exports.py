@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -118,7 +119,9 @@ def test_generated_sync_sdk_is_up_to_date() -> None:
     assert _generate.stale(_generate.HERE / "_sync") == []
 
 
-def test_generate_check_names_what_is_out_of_date(monkeypatch, tmp_path, capsys) -> None:
+def test_generate_check_names_what_is_out_of_date(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """CI must fail, and say which module."""
     (tmp_path / "_async").mkdir()
     (tmp_path / "_sync").mkdir()

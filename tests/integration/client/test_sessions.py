@@ -1,0 +1,213 @@
+"""A persistent shell as an object: state stays, codes are true, output is exact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+
+from coldframe import (
+    InvalidRequestError,
+    NotExecutedError,
+    Reason,
+    Sandbox,
+    Session,
+    SessionEndedError,
+)
+
+SHELLS = ["/bin/sh", "/bin/bash"]
+
+
+@pytest.fixture(params=SHELLS)
+def session(sandbox: Sandbox, request: pytest.FixtureRequest) -> Iterator[Session]:
+    session = sandbox.session(request.param)
+    yield session
+    session.kill()
+
+
+def test_session_keeps_directory_variables_and_functions(session: Session) -> None:
+    """What a session is for."""
+    session.exec("cd /tmp; export A=1; b=2; f() { echo f:$1; return 7; }; set -- x y")
+    result = session.exec("pwd; echo $A $b $#; f z")
+
+    assert result.stdout == b"/tmp\n1 2 2\nf:z\n"
+    assert result.exit_code == 7
+
+
+def test_session_codes_are_true(session: Session) -> None:
+    """A prompt scraper that is off by one reports the code of another command."""
+    codes = [session.exec(command).exit_code for command in ("true", "false", "(exit 200)", ":")]
+    assert codes == [0, 1, 200, 0]
+
+
+def test_session_last_code_is_seen_by_the_next_command(session: Session) -> None:
+    """Models write `echo $?` as a command of its own."""
+    session.exec("(exit 9)")
+    assert session.exec("echo $?").stdout == b"9\n"
+    assert session.exec("echo $?").stdout == b"0\n"
+
+
+def test_session_output_has_no_markers_and_misses_none(session: Session) -> None:
+    """Bytes come as they are, with no newline, NULs and all, and belong to their command."""
+    result = session.exec(b"printf 'a\\000\\377'; printf e >&2; printf '\xfe'")
+    assert (result.stdout, result.stderr) == (b"a\x00\xff\xfe", b"e")
+    assert session.exec("echo next").stdout == b"next\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'echo it\\\'s "q"',
+        "echo 'a'\\''b'",
+        "cat <<'EOF'\nit's $x\nEOF",
+        "# only a comment",
+        "echo one \\\ntwo",
+        "for i in 1 2; do\n  echo $i\ndone",
+        "echo '\\n' `echo b` $((1 + 2))",
+    ],
+)
+def test_session_runs_text_as_the_shell_would(sandbox: Sandbox, command: str) -> None:
+    """Quoting for the session must not change what a command means."""
+    expected = sandbox.exec(command)
+    with sandbox.session() as session:
+        result = session.exec(command)
+    assert (result.stdout, result.exit_code) == (expected.stdout, expected.exit_code)
+
+
+def test_session_survives_syntax_errors(session: Session) -> None:
+    """A model's typo must not cost the session."""
+    session.exec("x=kept")
+    result = session.exec("if true; then (")
+    assert result.exit_code == 2
+    assert b"yntax error" in result.stderr
+    assert session.exec("echo $x").stdout == b"kept\n"
+
+
+def test_session_command_reads_end_of_file(session: Session) -> None:
+    """A command that reads stdin must not eat the session's next commands."""
+    assert session.exec("cat; echo end").stdout == b"end\n"
+    assert session.exec("echo next").stdout == b"next\n"
+
+
+def test_session_status_pipe_is_closed_to_commands(session: Session) -> None:
+    """A command that writes to descriptor 3 must not forge or disturb a status."""
+    assert session.exec("echo '0' >&3").exit_code != 0
+    assert session.exec("(exit 4)").exit_code == 4
+
+
+def test_session_env_is_for_one_command(session: Session) -> None:
+    """Secrets for one command must not stay in the shell."""
+    result = session.exec('echo "$V"; env | grep ^V=; cd /tmp', env={"V": 'it\'s "x" $y'})
+    assert result.stdout == b'it\'s "x" $y\nV=it\'s "x" $y\n'
+    assert session.exec('pwd; echo "[$V]"').stdout == b"/tmp\n[]\n"
+
+
+def test_session_env_name_that_is_none_is_refused(session: Session) -> None:
+    """It would be run as a command."""
+    with pytest.raises(InvalidRequestError, match="a;b"):
+        session.exec("true", env={"a;b": "x"})
+    assert session.exec("echo ok").ok
+
+
+def test_session_background_job_does_not_hold_the_call(session: Session) -> None:
+    """`server &` is how agents start servers; its output comes later, and is not lost."""
+    result = session.exec("{ until [ -e go ]; do sleep 0.02; done; echo late; } & echo now")
+    assert result.stdout == b"now\n"
+    assert session.exec("touch go; wait").stdout == b"late\n"
+
+
+def test_session_deadline_kills_the_command_and_keeps_the_shell(session: Session) -> None:
+    """One hanging command must not cost the state of a whole episode."""
+    session.exec("x=kept; cd /tmp")
+    result = session.exec("echo begun; sleep 60; echo AFTER", deadline_s=0.3)
+
+    assert (result.reason, result.stdout) == (Reason.DEADLINE, b"begun\n")
+    assert session.exec("pwd; echo $x").stdout == b"/tmp\nkept\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["while :; do :; done", "while :; do sleep 9; done", "(sleep 60); echo AFTER"]
+)
+def test_session_deadline_stops_the_rest_of_the_line(session: Session, command: str) -> None:
+    """`sleep 99; rm x`: what was killed must not go on with its next part."""
+    result = session.exec(command, deadline_s=0.3)
+    assert (result.reason, result.stdout) == (Reason.DEADLINE, b"")
+    assert session.exec("echo alive").stdout == b"alive\n"
+
+
+def test_session_deadline_in_a_function_stops_all_of_it(session: Session) -> None:
+    """bash cannot leave nested functions without ending; nothing may run on in either shell."""
+    result = session.exec("g() { sleep 60; echo AFTER; }; g; echo AFTER2", deadline_s=0.3)
+
+    assert (result.reason, result.stdout) == (Reason.DEADLINE, b"")
+    if session.ended is None:
+        assert session.exec("echo alive").stdout == b"alive\n"
+    else:
+        with pytest.raises(SessionEndedError):
+            session.exec("echo alive")
+
+
+def test_session_exit_reports_its_code_and_ends(session: Session) -> None:
+    """The model closed its terminal: that is a result, and the next call says so."""
+    result = session.exec("echo bye; exit 5")
+    assert (result.stdout, result.exit_code, result.reason) == (b"bye\n", 5, Reason.EXIT)
+    assert session.ended is not None
+    with pytest.raises(SessionEndedError, match="status 5"):
+        session.exec("true")
+
+
+def test_session_large_output_is_whole_by_length_and_digest(session: Session) -> None:
+    """More than the window, read while it comes."""
+    result = session.exec("seq 1 400000", window_bytes=1000)
+    whole = b"".join(b"%d\n" % i for i in range(1, 400001))
+
+    assert result.out.total_bytes == len(whole)
+    assert result.out.sha256 == hashlib.sha256(whole).hexdigest()
+    assert result.out.head == whole[:500]
+    assert result.out.tail == whole[-500:]
+
+
+def test_session_leaves_background_jobs_when_closed(sandbox: Sandbox) -> None:
+    """A service that the agent started on purpose must be there for the verifier."""
+    with sandbox.session() as session:
+        session.exec("sleep 60 &")
+    assert session.ended is not None
+    assert len(sandbox.processes()) == 1
+    sandbox.kill_processes()
+
+
+def test_session_kill_ends_everything_of_it(sandbox: Sandbox) -> None:
+    """The harness ends before the verifier begins."""
+    session = sandbox.session()
+    session.exec("sleep 60 & (setsid sleep 61 &)")
+    session.kill()
+    assert sandbox.processes() == ()
+
+
+def test_session_with_options_starts_there(sandbox: Sandbox) -> None:
+    """Directory and environment of the shell itself."""
+    sandbox.files.mkdir("/work")
+    with sandbox.session(env={"A": "1"}, cwd="/work") as session:
+        assert session.exec("echo $A ${PWD##*/}").stdout == b"1 work\n"
+
+
+def test_session_without_such_a_shell_is_not_executed(sandbox: Sandbox) -> None:
+    """An image without bash must be told from one whose bash failed."""
+    with pytest.raises(NotExecutedError):
+        sandbox.session("/no/shell")
+
+
+def test_session_program_that_is_no_shell_is_refused(sandbox: Sandbox) -> None:
+    """It must not hang for ever waiting for an answer."""
+    with pytest.raises(SessionEndedError, match="POSIX shell"):
+        sandbox.session("/bin/true")
+
+
+def test_session_dies_with_its_sandbox(sandbox: Sandbox) -> None:
+    """A call in flight ends; the next one says why."""
+    session = sandbox.session()
+    session.exec("true")
+    sandbox.delete()
+    with pytest.raises(SessionEndedError, match="sandbox_gone"):
+        session.exec("true")
