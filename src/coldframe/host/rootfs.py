@@ -212,6 +212,8 @@ class RootFiles:
             outcome = functools.partial(done.set_result, count)
         except _AbortedError:
             outcome = functools.partial(done.set_exception, FileError("unpacking was cancelled"))
+        except _SenderError as error:
+            outcome = functools.partial(done.set_exception, error.cause)
         except Exception as error:  # noqa: BLE001 - handed over to the waiting task
             outcome = functools.partial(done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -300,6 +302,14 @@ class _AbortedError(Exception):
     """The unpacking was given up by whoever asked for it."""
 
 
+class _SenderError(Exception):
+    """Whoever sends the archive failed; wrapped, or it would pass for a failure of ours."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class _Pulled:
     """Lets a thread read from an asynchronous iterator of the loop."""
 
@@ -307,16 +317,20 @@ class _Pulled:
         self._content, self._loop = content, loop
         self._rest = b""
         self._aborted = False
-        self._pull: concurrent.futures.Future[bytes | None] | None = None
+        self._task: asyncio.Task[bytes | None] | None = None
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes, empty at the end. Called in the thread."""
         while not self._rest:
-            self._pull = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+            pull = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
             try:
-                piece = self._pull.result()
+                piece = pull.result()
             except concurrent.futures.CancelledError as error:
                 raise _AbortedError from error
+            except _AbortedError:
+                raise
+            except Exception as error:
+                raise _SenderError(error) from error
             if piece is None:
                 return b""
             self._rest = piece
@@ -326,13 +340,17 @@ class _Pulled:
     def abort(self) -> None:
         """Make the thread's present or next read fail. Called in the loop."""
         self._aborted = True
-        if self._pull is not None:
-            self._pull.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def _next(self) -> bytes | None:
         if self._aborted:
             raise _AbortedError
-        return await anext(self._content, None)
+        self._task = asyncio.current_task()
+        try:
+            return await anext(self._content, None)
+        finally:
+            self._task = None
 
 
 def _next_piece(pieces: Iterator[bytes]) -> bytes | None:

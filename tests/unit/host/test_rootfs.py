@@ -287,7 +287,7 @@ async def test_tar_down_and_up_keeps_links_holes_modes_and_owners(tree: Tree) ->
     (tree.path / "s/bin/link").symlink_to("../../outside")
     (tree.path / "s/sparse").touch()
     os.truncate(tree.path / "s/sparse", 64 * MIB)
-    with (tree.path / "s/sparse").open("ab") as file:  # noqa: ASYNC230
+    with (tree.path / "s/sparse").open("ab") as file:
         file.write(b"data")
     os.truncate(tree.path / "s/sparse", 1 << 40)
     await tree.files.write("/s/" + "long/" * 60 + "n" * 200, pieces(b"deep"))
