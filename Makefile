@@ -39,14 +39,15 @@ lint: setup  ## Formats, lints, types, import walls, generated code, C warnings 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m coldframe.client._generate --check
-	$(MAKE) -C native lint
+	$(MAKE) -C native all analyze
 
 format:  ## Format the Python sources
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
 native-check:  ## The native program's own tests, with sanitizers
-	$(MAKE) -C native check
+	$(MAKE) -C native test asan
+	$(MAKE) -C native fuzz FUZZ_SECONDS=10
 
 bench: setup  ## Numbers of this machine
 	$(BIN)/python -m benchmarks.sandbox

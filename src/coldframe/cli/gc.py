@@ -1,0 +1,49 @@
+"""`coldframe gc`: reap what killed processes left, found from the kernel and the disk alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from coldframe.cli import machine, render
+from coldframe.host.gc import reap_dead_nodes
+from coldframe.node.settings import NodeSettings
+
+
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would be reaped, and reap nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Reap what nodes left behind that were killed.
+
+    A node is dead when nobody holds its lock. Live nodes, and those of another COLDFRAME_HOME,
+    are never touched. Exit code: 0 nothing is left, 1 something could not be reaped.
+    """
+    machine.require_root("gc")
+    home = NodeSettings.from_environment().home
+    if dry_run:
+        reaped = machine.survey(home).ledger().leaks
+        remaining: tuple[str, ...] = ()
+    else:
+        reaped = reap_dead_nodes(home)
+        remaining = machine.survey(home).ledger().leaks
+    if as_json:
+        key = "would_reap" if dry_run else "reaped"
+        print(json.dumps({key: list(reaped), "remaining": list(remaining)}, indent=2))
+    else:
+        _print(reaped, remaining, dry_run=dry_run)
+    return 1 if remaining else 0
+
+
+def _print(reaped: tuple[str, ...], remaining: tuple[str, ...], *, dry_run: bool) -> None:
+    word = "would reap" if dry_run else "reaped"
+    for line in reaped:
+        print(f"{word} {render.safe(line)}")
+    for line in remaining:
+        print(f"could not reap {render.safe(line)}")
+    if not reaped and not remaining:
+        print("nothing to reap")

@@ -1,0 +1,59 @@
+"""`coldframe ledger`: account for every sandbox of this machine, against the kernel."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from coldframe.cli import machine, render
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.models import Ledger
+
+
+def ledger(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Account for every sandbox of this machine's nodes, against the kernel.
+
+    A node lives while its owner holds its lock. What a dead one left behind is a leak: cgroups,
+    processes, mounts, directories. `coldframe gc` reaps it. Exit code: 0 nothing is leaked, 1
+    something is.
+    """
+    machine.require_root("ledger")
+    found = machine.survey(NodeSettings.from_environment().home)
+    total = found.ledger()
+    if as_json:
+        print(json.dumps(_as_json(found, total), indent=2))
+    else:
+        _print(found, total)
+    return 0 if total.balanced else 1
+
+
+def _as_json(found: machine.Survey, total: Ledger) -> dict[str, object]:
+    return {
+        **total.model_dump(mode="json"),
+        "balanced": total.balanced,
+        "nodes": [
+            {"id": node.id, "alive": node.alive, "sandboxes": list(node.sandboxes)}
+            for node in found.nodes
+        ],
+        "elsewhere": list(found.elsewhere),
+    }
+
+
+def _print(found: machine.Survey, total: Ledger) -> None:
+    rows = [
+        (node.id, "alive" if node.alive else "dead", str(len(node.sandboxes)), str(len(node.leaks)))
+        for node in found.nodes
+    ]
+    if rows:
+        print(render.table(("NODE", "OWNER", "SANDBOXES", "LEAKS"), rows))
+    print(f"live {total.live}, leaked {total.leaked}")
+    if found.elsewhere:
+        print(f"{len(found.elsewhere)} sandboxes of another COLDFRAME_HOME are not counted")
+    for leak in total.leaks:
+        print(f"  leak: {render.safe(leak)}")
+    if total.leaks:
+        print("reap them with: coldframe gc")

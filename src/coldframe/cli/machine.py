@@ -1,0 +1,122 @@
+"""Look at every node of this machine from outside: by its lock, the kernel and the disk.
+
+No node is asked and none is started, so it can be looked at what a killed process left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldframe.host import census
+from coldframe.protocol.errors import CapabilityError
+from coldframe.protocol.models import Ledger
+
+_JUST_MADE_S = 5.0
+_SANDBOX = re.compile(r"sb-[0-9a-z]{6}-[0-9a-z]{10}")
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node, as the kernel and the disk have it."""
+
+    id: str
+    alive: bool
+    """Whether its owner holds its lock."""
+    sandboxes: tuple[str, ...]
+    """Ids that have a cgroup."""
+    leaks: tuple[str, ...] = ()
+    """Of a dead node: everything that is left of it, a line each."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All nodes of a home, and sandboxes of nodes that belong to another home."""
+
+    nodes: tuple[NodeView, ...]
+    elsewhere: tuple[str, ...]
+    """Ids of sandboxes whose node has no directory in this home: not ours to judge."""
+
+    def ledger(self) -> Ledger:
+        """Count what is there. What has ended is in its node's own ledger, not in the kernel."""
+        live = sum(len(node.sandboxes) for node in self.nodes if node.alive)
+        leaks = tuple(leak for node in self.nodes for leak in node.leaks)
+        return Ledger(
+            created=live, deleted=0, expired=0, failed=0, lost=0, live=live,
+            leaked=len(leaks), leaks=leaks,
+        )  # fmt: skip
+
+
+def require_root(what: str) -> None:
+    """Refuse to look with half of the eyes: other users' processes cannot be seen.
+
+    Raises:
+        CapabilityError: this is not root.
+    """
+    if os.geteuid() != 0:
+        raise CapabilityError(f"`coldframe {what}` must see every process; run it as root")
+
+
+def survey(home: Path) -> Survey:
+    """Look at every node of a home. Changes nothing, and disturbs no node."""
+    by_node: dict[str, set[str]] = {}
+    for cgroup in census.all_node_cgroups():
+        names = {entry.name for entry in _entries(cgroup) if _SANDBOX.fullmatch(entry.name)}
+        by_node.setdefault(cgroup.name, set()).update(names)
+    directories = {entry.name: entry for entry in _entries(home / "nodes")}
+    nodes = tuple(
+        _view(home, node_id, directory, tuple(sorted(by_node.get(node_id, ()))))
+        for node_id, directory in sorted(directories.items())
+    )
+    elsewhere = sorted(
+        name for node_id, names in by_node.items() if node_id not in directories for name in names
+    )
+    return Survey(nodes, tuple(elsewhere))
+
+
+def _view(home: Path, node_id: str, directory: Path, sandboxes: tuple[str, ...]) -> NodeView:
+    alive = is_held(directory)
+    leaks = () if alive else tuple(_left_of(home, node_id, directory))
+    return NodeView(node_id, alive, sandboxes, leaks)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether somebody holds the lock of a node's directory.
+
+    A node that may just be taking it counts as one that holds it: to try would be in its way.
+    """
+    try:
+        others = [entry for entry in directory.iterdir() if entry.name != "lock"]
+        if not others and time.time() - directory.stat().st_mtime < _JUST_MADE_S:
+            return True
+        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _left_of(home: Path, node_id: str, directory: Path) -> Iterator[str]:
+    uppers = tuple(entry.name for entry in _entries(directory / "uppers"))
+    yield from census.strays(census.Scope(node_id, directory, uppers=uppers))
+    pool = home / "pools" / f"{node_id}.img"
+    if pool.exists():
+        yield f"pool {pool}"
+    yield f"directory {directory}"
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return [entry for entry in directory.iterdir() if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
