@@ -184,10 +184,13 @@ class TreeWriter:
         fd = os.dup(self._root)
         try:
             for depth, part in enumerate(parts):
-                if make:
-                    with suppress(FileExistsError):
-                        os.mkdir(part, 0o755, dir_fd=fd)
-                below = self._descend(fd, part, parts[: depth + 1])
+                try:
+                    below = self._descend(fd, part, parts[: depth + 1])
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    os.mkdir(part, 0o755, dir_fd=fd)
+                    below = self._descend(fd, part, parts[: depth + 1])
                 os.close(fd)
                 fd = below
         except BaseException:
