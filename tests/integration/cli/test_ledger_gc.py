@@ -1,0 +1,186 @@
+"""`coldframe ledger` and `coldframe gc` on nodes of which only traces are left.
+
+The traces are made by hand, each of one kind: so that each is found for itself, and what
+belongs to a live node is seen to be left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldframe.host import cgroups
+from coldframe.host.reaping import reap_cgroups
+from coldframe.protocol.ids import new_node_id, new_sandbox_id
+
+pytestmark = pytest.mark.root
+
+
+@dataclass
+class Machine:
+    """A home of its own, and the command line looking at it."""
+
+    home: Path
+    node_id: str
+    sandbox_id: str
+    cleanup: ExitStack
+
+    @property
+    def node(self) -> Path:
+        """The node's directory."""
+        return self.home / "nodes" / self.node_id
+
+    def coldframe(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Run a command with --json; return its exit code and what it printed."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "coldframe.cli.main", *arguments, "--json"],
+            env={**os.environ, "COLDFRAME_HOME": str(self.home)},
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert ended.stderr == b""
+        return ended.returncode, json.loads(ended.stdout)
+
+    def leave_directory(self) -> str:
+        """Leave the upper of a sandbox."""
+        upper = self.node / "uppers" / self.sandbox_id
+        upper.mkdir(parents=True)
+        (upper / "file").write_text("left")
+        return self.sandbox_id
+
+    def leave_cgroup(self) -> str:
+        """Leave an empty cgroup of a sandbox in every hierarchy."""
+        made = cgroups.make_node_cgroups(self.node_id)
+        self.cleanup.callback(reap_cgroups, list(made.paths.values()))
+        for path in made.paths.values():
+            (path / self.sandbox_id).mkdir()
+        return str(made.paths["unified"] / self.sandbox_id)
+
+    def leave_process(self) -> subprocess.Popen[bytes]:
+        """Leave a process in the cgroup of a sandbox."""
+        cgroup = Path(self.leave_cgroup())
+        process = subprocess.Popen(["sleep", "600"])
+        self.cleanup.callback(process.wait)
+        self.cleanup.callback(process.kill)
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        return process
+
+    def leave_mount(self) -> str:
+        """Leave a mount below the node's directory."""
+        point = self.node / "uppers" / self.sandbox_id
+        point.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], check=True)
+        self.cleanup.callback(
+            subprocess.run, ["umount", "-l", point], stderr=subprocess.DEVNULL, check=False
+        )
+        return str(point)
+
+    def hold(self) -> None:
+        """Be the live owner of the node."""
+        fd = os.open(self.node / "lock", os.O_RDWR | os.O_CREAT)
+        self.cleanup.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A machine on which one node has been, and died."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    node_id = new_node_id()
+    with ExitStack() as cleanup:
+        made = Machine(tmp_path / secrets.token_hex(3), node_id, new_sandbox_id(node_id), cleanup)
+        made.node.mkdir(parents=True)
+        (made.node / "lock").touch()
+        (made.node / "spool").mkdir()
+        yield made
+
+
+def _assert_found_and_reaped(machine: Machine, trace: str) -> None:
+    code, ledger = machine.coldframe("ledger")
+    assert code == 1
+    assert ledger["leaked"] == len(ledger["leaks"]) > 0
+    assert any(trace in leak for leak in ledger["leaks"])
+
+    code, planned = machine.coldframe("gc", "--dry-run")
+    assert code == 0
+    assert any(trace in line for line in planned["would_reap"])
+    assert machine.node.exists()
+
+    code, done = machine.coldframe("gc")
+    assert (code, done["remaining"]) == (0, [])
+    assert any(trace in line for line in done["reaped"])
+
+    code, ledger = machine.coldframe("ledger")
+    assert (code, ledger["leaked"], ledger["balanced"]) == (0, 0, True)
+    assert not machine.node.exists()
+
+
+def test_gc_finds_a_directory_of_a_dead_node(machine: Machine) -> None:
+    """Uppers fill the disk, and nobody looks there."""
+    _assert_found_and_reaped(machine, machine.leave_directory())
+
+
+def test_gc_finds_a_cgroup_of_a_dead_node(machine: Machine) -> None:
+    """Cgroups without processes cost kernel memory and are in no process list."""
+    _assert_found_and_reaped(machine, machine.leave_cgroup())
+
+
+def test_gc_finds_and_kills_a_process_of_a_dead_node(machine: Machine) -> None:
+    """A survivor takes CPU from every later attempt."""
+    process = machine.leave_process()
+
+    _assert_found_and_reaped(machine, machine.sandbox_id)
+
+    assert process.wait(10) == -9
+
+
+def test_gc_finds_a_mount_of_a_dead_node(machine: Machine) -> None:
+    """A mount keeps its file system busy, and its directory cannot be removed."""
+    point = machine.leave_mount()
+
+    _assert_found_and_reaped(machine, point)
+
+    assert point not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_gc_leaves_a_live_node_alone(machine: Machine) -> None:
+    """To reap a running batch would be worse than any leak."""
+    machine.leave_directory()
+    process = machine.leave_process()
+    machine.hold()
+
+    code, ledger = machine.coldframe("ledger")
+    assert (code, ledger["live"], ledger["leaked"]) == (0, 1, 0)
+    assert ledger["nodes"] == [
+        {"id": machine.node_id, "alive": True, "sandboxes": [machine.sandbox_id]}
+    ]
+
+    assert machine.coldframe("gc") == (0, {"reaped": [], "remaining": []})
+    assert process.poll() is None
+    assert (machine.node / "uppers" / machine.sandbox_id / "file").read_text() == "left"
+
+
+def test_gc_does_not_judge_nodes_of_another_home(machine: Machine) -> None:
+    """Their lock lies where we cannot see it: they may be alive."""
+    process = machine.leave_process()
+    machine.home = machine.home.with_name("another")
+
+    code, ledger = machine.coldframe("ledger")
+
+    assert (code, ledger["leaked"]) == (0, 0)
+    assert machine.sandbox_id in ledger["elsewhere"]
+    assert machine.coldframe("gc")[1]["reaped"] == []
+    assert process.poll() is None
