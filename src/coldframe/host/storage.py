@@ -151,7 +151,8 @@ class BtrfsStorage:
         pools.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._host = os.open(pools, _DIRECTORY)
         try:
-            self._root = _mount_pool(pools / f"{node_id}.img", size_bytes)
+            self._mount = _mount_pool(pools / f"{node_id}.img", size_bytes)
+            self._root = os.open(".", _DIRECTORY, dir_fd=self._mount)
         except BaseException:
             os.close(self._host)
             raise
@@ -206,9 +207,9 @@ class BtrfsStorage:
     def close(self) -> None:
         """See `Storage.close`."""
         if self._root >= 0:
-            os.close(self._root)
-            os.close(self._host)
-            self._root = self._host = -1
+            for fd in (self._root, self._mount, self._host):
+                os.close(fd)
+            self._root = self._mount = self._host = -1
 
 
 class TmpfsStorage:
@@ -311,8 +312,8 @@ def _names(root: int) -> tuple[str, ...]:
 def _mount_pool(path: Path, size_bytes: int | None) -> int:
     """Make a btrfs in a new sparse file, mount it detached, unlink the file.
 
-    Returns a descriptor of its root directory; the file system, the loop device and the space
-    go when the last descriptor and the last sandbox on it do.
+    Returns the mount, which can be cloned only as long as this descriptor of it is open. The file
+    system, the loop device and the space go when the last user of it does.
     """
     program = shutil.which("mkfs.btrfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if program is None:
@@ -334,9 +335,10 @@ def _mount_pool(path: Path, size_bytes: int | None) -> int:
             os.close(device)
         try:
             _require_clonable(mount)
-            return os.open(".", _DIRECTORY, dir_fd=mount)
-        finally:
+        except BaseException:
             os.close(mount)
+            raise
+        return mount
     except OSError as error:
         raise CapabilityError(f"a loop-backed btrfs does not work here: {error}") from error
     finally:
