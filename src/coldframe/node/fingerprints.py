@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable
 from coldframe.node.life import Sandbox
 from coldframe.protocol.errors import FileError, FileTooLargeError, PathNotFoundError
 from coldframe.protocol.models import FileKind, FileStat, Fingerprint
-from coldframe.runtimes.base import FileAccess, SandboxHandle
+from coldframe.runtimes.base import FileAccess, KnowsChanges, SandboxHandle
 
 EXCLUDED = (
     "times of files",
@@ -48,7 +48,7 @@ async def take(sandbox: Sandbox, handle: SandboxHandle) -> Fingerprint:
     """
     spec = sandbox.spec
     parts = {
-        "files": await _Files(handle.files).digest(sandbox.image_digest),
+        "files": await _files_digest(handle, sandbox.image_digest),
         "processes": _digest(sorted(Counter(p.name for p in await handle.processes()).items())),
         "ports": _digest(await handle.listening_ports()),
         "users": _digest(
@@ -73,6 +73,15 @@ async def take(sandbox: Sandbox, handle: SandboxHandle) -> Fingerprint:
         "network": _digest(_NETWORK_POLICY),
     }
     return Fingerprint(digest=_digest(sorted(parts.items())), excluded=EXCLUDED, **parts)
+
+
+async def _files_digest(handle: SandboxHandle, image_digest: str) -> str:
+    if not isinstance(handle, KnowsChanges):
+        return await _Files(handle.files).digest(image_digest)
+    whole = hashlib.sha256(image_digest.encode())
+    for change in await handle.changes():
+        _feed(whole, [change.path, *(change.state or (b"removed",))])
+    return whole.hexdigest()
 
 
 def _digest(value: object) -> str:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from coldframe.images.base import Image
 from coldframe.protocol.models import (
@@ -198,6 +198,28 @@ class SandboxHandle(Protocol):
 
     async def destroy(self) -> None:
         """End everything; return when the kernel has nothing of it. Twice is fine."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path whose state is another than the image's."""
+
+    path: bytes
+    """Absolute in the sandbox."""
+    state: tuple[bytes, ...] | None
+    """Kind, mode and owner, then a digest of the content or a link's target; None: removed."""
+
+
+@runtime_checkable
+class KnowsChanges(Protocol):
+    """What a `SandboxHandle` may offer besides: its difference from the image, cheaply."""
+
+    async def changes(self) -> tuple[Change, ...]:
+        """Return what differs from the image, in order of the paths' bytes.
+
+        State, not history: what was written back as it was is not listed. Raises
+        SandboxGoneError, FileTooLargeError, FileError.
+        """
 
 
 class Runtime(Protocol):

@@ -250,7 +250,9 @@ class NativeRuntime:
         except BaseException:
             await self._discard(sandbox_id, id_base)
             raise
-        sandbox = self._adopt(spawner, created, spec, id_base, planner)
+        layers = tuple(self._layers / layer / "root" for layer in image.layers)
+        parts = self._parts(spawner, created, id_base, planner, layers)
+        sandbox = NativeSandbox(spec, parts, self._end)
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
 
@@ -304,20 +306,19 @@ class NativeRuntime:
         finally:
             os.close(upper)
 
-    def _adopt(
+    def _parts(
         self,
         spawner: Spawner,
         created: Created,
-        spec: SandboxSpec,
         id_base: int,
         planner: Planner,
-    ) -> NativeSandbox:
+        layers: tuple[Path, ...],
+    ) -> Parts:
         # Its end is told by an event; the number is checked by its namespaces when it is used.
         os.close(created.pidfd)
         owner = planner.default_owner(RootTree(created.root_fd, id_base))
         files = RootFiles(created.root_fd, id_base, self._threads, owner)
-        parts = Parts(spawner, created, id_base, files, planner, self._storage)
-        return NativeSandbox(spec, parts, self._end)
+        return Parts(spawner, created, id_base, files, planner, self._storage, layers)
 
     async def _discard(self, sandbox_id: str, id_base: int) -> None:
         """Take back what a failed create took."""

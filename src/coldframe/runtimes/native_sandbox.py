@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +16,7 @@ from coldframe.host import processes
 from coldframe.host.export import export_layer
 from coldframe.host.pipes import CommandPipes
 from coldframe.host.rootfs import RootFiles
+from coldframe.host.roottree import closing
 from coldframe.host.spawner import Created, Process, Spawner, SpawnerFault
 from coldframe.host.storage import Storage
 from coldframe.protocol.errors import (
@@ -25,7 +27,8 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import ExecRequest, ProcessInfo, SandboxSpec, SignalScope
-from coldframe.runtimes.base import FileAccess, Gone
+from coldframe.runtimes.base import Change, FileAccess, Gone
+from coldframe.runtimes.native_changes import changes_of
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_request import Plan, Planner, exec_error
 
@@ -44,6 +47,8 @@ class Parts:
     files: RootFiles
     planner: Planner
     storage: Storage
+    layers: tuple[Path, ...]
+    """Trees of the image, top first."""
 
 
 class NativeSandbox:
@@ -220,6 +225,17 @@ class NativeSandbox:
         await self.kill_processes()
         directory = self.parts.storage.open(self._id)
         await asyncio.to_thread(export_layer, directory, b"upper", target)
+
+    async def changes(self) -> tuple[Change, ...]:
+        """See `KnowsChanges.changes`."""
+        self._require_alive()
+        return await asyncio.to_thread(self._changes)
+
+    def _changes(self) -> tuple[Change, ...]:
+        with closing(self.parts.storage.open(self._id)) as directory:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            with closing(os.open("upper", flags, dir_fd=directory)) as upper:
+                return changes_of(upper, self.parts.layers)
 
     async def destroy(self) -> None:
         """See `SandboxHandle.destroy`."""
