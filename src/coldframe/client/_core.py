@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal as signals
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
-from coldframe.protocol.errors import ClientClosedError, ColdframeError
+from coldframe.protocol.errors import ClientClosedError, ColdframeError, SandboxStateError
 from coldframe.protocol.models import (
     Capabilities,
     ExecRequest,
@@ -54,20 +54,24 @@ class ClientCore:
             return self._link
 
     async def close(self) -> None:
-        """Delete the sandboxes that this client made, then let the node go."""
+        """Delete the sandboxes that this client made, then let the node go.
+
+        Raises:
+            SandboxStateError: something could not be ended; the message says what.
+        """
         async with self._opening:
             self._closed = True
             link, self._link = self._link, None
         if link is None:
             return
         try:
+            # What fails here is tried again, and reported, by the node when it closes.
             deletions = [link.delete(sandbox_id) for sandbox_id in self._made]
-            outcomes = await asyncio.gather(*deletions, return_exceptions=True)
+            await asyncio.gather(*deletions, return_exceptions=True)
         finally:
-            await link.close()
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, ColdframeError):
-                raise outcome
+            report = await link.close()
+        if report.failures:
+            raise SandboxStateError("closing left something behind: " + "; ".join(report.failures))
 
     async def create(self, spec: SandboxSpec, operation_id: str | None) -> SandboxInfo:
         link = await self.link()
@@ -82,8 +86,8 @@ class ClientCore:
         return await (await self.link()).list(labels)
 
     async def delete(self, sandbox_id: str) -> None:
-        await (await self.link()).delete(sandbox_id)
-        self._made.pop(sandbox_id, None)
+        info = await (await self.link()).delete(sandbox_id)
+        self._made.pop(info.id, None)
 
     async def ledger(self) -> Ledger:
         return await (await self.link()).ledger()
@@ -96,6 +100,15 @@ class ClientCore:
         link = await self.link()
         try:
             return await link.exec(sandbox_id, request)
+        except asyncio.CancelledError:
+            await kill_quietly(link, sandbox_id, request.operation_id)
+            raise
+
+    async def start(self, sandbox_id: str, request: ExecRequest) -> str:
+        """Start a command; when the caller is cancelled meanwhile, it does not run on."""
+        link = await self.link()
+        try:
+            return await link.start_exec(sandbox_id, request)
         except asyncio.CancelledError:
             await kill_quietly(link, sandbox_id, request.operation_id)
             raise
@@ -125,8 +138,9 @@ class Streaming:
         link = await self._core.link()
         try:
             await link.start_exec(self._sandbox_id, self._request)
-            async for chunk in merged(link, self.operation_id):
-                yield chunk
+            async with contextlib.aclosing(merged(link, self.operation_id)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             self.result = await link.wait_exec(self.operation_id)
         finally:
             if self.result is None:
@@ -135,7 +149,7 @@ class Streaming:
 
 async def merged(
     link: NodeLink, operation_id: str, cursors: Mapping[Stream, int] | None = None
-) -> AsyncIterator[OutputChunk]:
+) -> AsyncGenerator[OutputChunk, None]:
     """Yield stdout and stderr as they come, until the command has ended and all is read.
 
     Ends with the command, whoever still holds its pipes. Each stream is read at most one

@@ -44,7 +44,7 @@ def generate(target: Path) -> None:
         written.write_text(note + written.read_text())
     ruff = [sys.executable, "-m", "ruff"]
     options = ["--isolated", "--quiet", "--no-cache", "--line-length=100", "--target-version=py311"]
-    for step in (["check", "--select=I", "--fix"], ["format"]):
+    for step in (["check", "--select=I,UP028", "--fix", "--unsafe-fixes"], ["format"]):
         subprocess.run([*ruff, *step, *options, str(target)], check=True)
 
 

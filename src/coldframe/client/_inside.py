@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from coldframe.client._core import kill_quietly, merged
@@ -56,7 +57,7 @@ class SandboxCore:
     # --- commands in the background ---------------------------------------------------
 
     async def start(self, request: ExecRequest) -> str:
-        return await (await self._client.link()).start_exec(self.id, request)
+        return await self._client.start(self.id, request)
 
     async def wait(self, operation_id: str) -> ExecResult:
         return await (await self._client.link()).wait_exec(operation_id)
@@ -80,8 +81,10 @@ class SandboxCore:
     async def output(
         self, operation_id: str, cursors: Mapping[Stream, int] | None
     ) -> AsyncIterator[OutputChunk]:
-        async for chunk in merged(await self._client.link(), operation_id, cursors):
-            yield chunk
+        link = await self._client.link()
+        async with aclosing(merged(link, operation_id, cursors)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def write_stdin(self, operation_id: str, data: bytes) -> None:
         await (await self._client.link()).write_stdin(operation_id, data)

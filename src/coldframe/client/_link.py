@@ -28,10 +28,18 @@ if TYPE_CHECKING:
     from coldframe.runtimes.base import FileAccess
 
 
+class CloseReport(Protocol):
+    """How closing a node went."""
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What could not be ended or given back, one sentence each."""
+
+
 class NodeLink(Protocol):
     """A node that is open. What each method promises stands in `coldframe.node.node.Node`."""
 
-    async def close(self) -> object: ...
+    async def close(self) -> CloseReport: ...
 
     def capabilities(self) -> Capabilities: ...
 

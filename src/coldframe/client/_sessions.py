@@ -92,8 +92,8 @@ class SessionCore:
             NotExecutedError and its kin: there is no such shell, directory or user.
             SessionEndedError: the program is not a POSIX shell.
         """
+        await self._core.start(self._sandbox_id, self._request)
         link = await self._core.link()
-        await link.start_exec(self._sandbox_id, self._request)
         self._end = asyncio.ensure_future(link.wait_exec(self.operation_id))
         nonce = _new_nonce()
         try:

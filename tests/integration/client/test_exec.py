@@ -137,6 +137,15 @@ def test_stream_left_early_kills_the_command(sandbox: Sandbox) -> None:
         _ = stream.result
 
 
+def test_stream_loop_left_early_kills_the_command(sandbox: Sandbox) -> None:
+    """`break` is how loops are left; the stream's object may live on."""
+    stream = sandbox.stream("yes", deadline_s=None)
+    for chunk in stream:
+        assert chunk.data.startswith(b"y\n")
+        break
+    assert sandbox.attach(stream.operation_id).wait().signal == 9
+
+
 def test_stream_ends_with_the_command_not_with_its_pipes(sandbox: Sandbox) -> None:
     """A daemon that holds stdout would hold the loop for as long as it lives."""
     stream = sandbox.stream("sleep 60 & echo done")

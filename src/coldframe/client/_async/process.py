@@ -127,7 +127,14 @@ class AsyncOutputStream:
         return self._streaming.result
 
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
-        return self._chunks
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[OutputChunk]:
+        try:
+            async for chunk in self._chunks:
+                yield chunk
+        finally:
+            await self._chunks.aclose()
 
     async def close(self) -> None:
         """Stop: kill the command if it still runs."""

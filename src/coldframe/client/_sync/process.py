@@ -126,7 +126,13 @@ class OutputStream:
         return self._streaming.result
 
     def __iter__(self) -> Iterator[OutputChunk]:
-        return self._chunks
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[OutputChunk]:
+        try:
+            yield from self._chunks
+        finally:
+            self._chunks.close()
 
     def close(self) -> None:
         """Stop: kill the command if it still runs."""
