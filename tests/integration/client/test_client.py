@@ -29,12 +29,15 @@ from coldframe.protocol.errors import NameInUseError
 WAIT_FOR_BEGUN = "until [ -e begun ]; do sleep 0.01; done"
 
 
-def test_quick_start_of_the_documentation_says_hello(native_client: SandboxClient) -> None:
+@pytest.mark.root
+@pytest.mark.usefixtures("native_client")
+def test_quick_start_of_the_documentation_says_hello() -> None:
     """The first lines that anybody types, on the real thing."""
-    with native_client as client, client.create_sandbox("debian:bookworm") as sandbox:
-        assert sandbox.exec("echo 'Hello'").stdout == b"Hello\n"
-        native = client.ledger()
-        assert (native.live, native.balanced) == (1, True)
+    with SandboxClient() as client:
+        with client.create_sandbox("debian:bookworm") as sandbox:
+            assert sandbox.exec("echo 'Hello'").stdout == b"Hello\n"
+        ledger = client.ledger()
+    assert (ledger.created, ledger.deleted, ledger.balanced) == (1, 1, True)
 
 
 def test_client_finds_lists_and_deletes(client: SandboxClient) -> None:

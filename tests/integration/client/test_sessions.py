@@ -12,9 +12,11 @@ from coldframe import (
     NotExecutedError,
     Reason,
     Sandbox,
+    SandboxClient,
     Session,
     SessionEndedError,
 )
+from coldframe.images.base import Image
 
 SHELLS = ["/bin/sh", "/bin/bash"]
 
@@ -168,6 +170,13 @@ def test_session_large_output_is_whole_by_length_and_digest(session: Session) ->
     assert result.out.tail == whole[-500:]
 
 
+def test_session_command_larger_than_a_pipe_is_run(session: Session) -> None:
+    """Models write whole files by here-documents."""
+    body = "".join(f'line {i} it\'s "$x"\n' for i in range(10_000))
+    result = session.exec(f"wc -c <<'EOF'\n{body}EOF")
+    assert result.stdout.split() == [b"%d" % len(body)]
+
+
 def test_session_leaves_background_jobs_when_closed(sandbox: Sandbox) -> None:
     """A service that the agent started on purpose must be there for the verifier."""
     with sandbox.session() as session:
@@ -211,3 +220,20 @@ def test_session_dies_with_its_sandbox(sandbox: Sandbox) -> None:
     sandbox.delete()
     with pytest.raises(SessionEndedError, match="sandbox_gone"):
         session.exec("true")
+
+
+@pytest.mark.root
+def test_session_in_busybox_behaves_alike(
+    native_client: SandboxClient, busybox_image: Image
+) -> None:
+    """The third shell that images bring: state, codes, syntax errors and deadlines."""
+    with native_client.create_sandbox(busybox_image.name) as sandbox:
+        session = sandbox.session()
+        session.exec("cd /tmp; x=kept; f() { sleep 60; echo AFTER; }")
+        assert session.exec("if (").exit_code == 2
+        assert session.exec("cat; (exit 7)").exit_code == 7
+        assert session.exec("f; echo AFTER2", deadline_s=0.3).stdout == b""
+        assert session.exec("echo $x; pwd").stdout == b"kept\n/tmp\n"
+        session.exec("sleep 60 &")
+        session.kill()
+        assert sandbox.processes() == ()
