@@ -50,7 +50,10 @@ def _print(found: machine.Survey, total: Ledger) -> None:
     ]
     if rows:
         print(render.table(("NODE", "OWNER", "SANDBOXES", "LEAKS"), rows))
-    print(f"live {total.live}, leaked {total.leaked}")
+    print(
+        f"created {total.created} = deleted {total.deleted} + expired {total.expired} + "
+        f"failed {total.failed} + lost {total.lost} + live {total.live}; leaked {total.leaked}"
+    )
     if found.elsewhere:
         print(f"{len(found.elsewhere)} sandboxes of another COLDFRAME_HOME are not counted")
     for leak in total.leaks:

@@ -9,11 +9,11 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldframe.host import census
+from coldframe.host import census, tally
 from coldframe.protocol.errors import CapabilityError
 from coldframe.protocol.models import Ledger
 
@@ -30,6 +30,8 @@ class NodeView:
     """Whether its owner holds its lock."""
     sandboxes: tuple[str, ...]
     """Ids that have a cgroup."""
+    counts: Mapping[str, int]
+    """How its sandboxes began and ended, as it counted them."""
     leaks: tuple[str, ...] = ()
     """Of a dead node: everything that is left of it, a line each."""
 
@@ -39,17 +41,20 @@ class Survey:
     """All nodes of a home, and sandboxes of nodes that belong to another home."""
 
     nodes: tuple[NodeView, ...]
+    ended: Mapping[str, int]
+    """Counts of all nodes that have ended."""
     elsewhere: tuple[str, ...]
     """Ids of sandboxes whose node has no directory in this home: not ours to judge."""
 
     def ledger(self) -> Ledger:
-        """Count what is there. What has ended is in its node's own ledger, not in the kernel."""
-        live = sum(len(node.sandboxes) for node in self.nodes if node.alive)
+        """Count every sandbox there ever was; what a dead node had alive is lost."""
+        counts = dict(self.ended)
+        for node in self.nodes:
+            of_node = node.counts if node.alive else tally.settled(node.counts)
+            counts = {name: count + of_node[name] for name, count in counts.items()}
         leaks = tuple(leak for node in self.nodes for leak in node.leaks)
-        return Ledger(
-            created=live, deleted=0, expired=0, failed=0, lost=0, live=live,
-            leaked=len(leaks), leaks=leaks,
-        )  # fmt: skip
+        live = sum(tally.live_of(node.counts) for node in self.nodes if node.alive)
+        return Ledger(**counts, live=live, leaked=len(leaks), leaks=leaks)
 
 
 def require_root(what: str) -> None:
@@ -76,13 +81,14 @@ def survey(home: Path) -> Survey:
     elsewhere = sorted(
         name for node_id, names in by_node.items() if node_id not in directories for name in names
     )
-    return Survey(nodes, tuple(elsewhere))
+    return Survey(nodes, tally.read_totals(home), tuple(elsewhere))
 
 
 def _view(home: Path, node_id: str, directory: Path, sandboxes: tuple[str, ...]) -> NodeView:
     alive = is_held(directory)
     leaks = () if alive else tuple(_left_of(home, node_id, directory))
-    return NodeView(node_id, alive, sandboxes, leaks)
+    counts = tally.read_counts(directory / tally.FILE)
+    return NodeView(node_id, alive, sandboxes, counts, leaks)
 
 
 def is_held(directory: Path) -> bool:
@@ -91,7 +97,7 @@ def is_held(directory: Path) -> bool:
     A node that may just be taking it counts as one that holds it: to try would be in its way.
     """
     try:
-        others = [entry for entry in directory.iterdir() if entry.name != "lock"]
+        others = [entry for entry in directory.iterdir() if entry.name not in {"lock", tally.FILE}]
         if not others and time.time() - directory.stat().st_mtime < _JUST_MADE_S:
             return True
         fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -40,7 +40,7 @@ class Scope:
     """Inode numbers of their namespaces."""
     uppers: tuple[str, ...] = ()
     """What the storage holds, by sandbox id."""
-    known_names: frozenset[str] = frozenset({"lock", "uppers", "spool"})
+    known_names: frozenset[str] = frozenset({"lock", "counts", "uppers", "spool"})
     """What may lie in the node's directory."""
 
     @property

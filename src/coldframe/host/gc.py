@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from coldframe.host import census
+from coldframe.host import census, tally
 from coldframe.host.reaping import reap_cgroups
 from coldframe.host.removal import remove_tree
 from coldframe.host.roottree import closing
@@ -73,7 +73,7 @@ def _dead_nodes(home: Path) -> Iterator[tuple[str, int]]:
 def _being_made(path: Path) -> bool:
     """Whether a node is just starting there: nothing but perhaps its lock, and that is new."""
     try:
-        others = [entry for entry in path.iterdir() if entry.name != "lock"]
+        others = [entry for entry in path.iterdir() if entry.name not in {"lock", tally.FILE}]
         return not others and time.time() - path.stat().st_mtime < _JUST_MADE_S
     except OSError:
         return True
@@ -105,6 +105,7 @@ def _reap_directory(state: Path) -> list[str]:
         reaped += [f"upper {path}" for path in sorted(uppers.iterdir())]
     with closing(os.open(state.parent, _DIRECTORY)) as nodes:
         try:
+            tally.hand_in(state.parent.parent, state)
             remove_tree(nodes, os.fsencode(state.name))
         except (OSError, FileError) as error:
             return [*reaped, f"directory {state} in part only: {error}"]

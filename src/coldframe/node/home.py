@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
-from coldframe.host import gc
+from coldframe.host import gc, tally
 from coldframe.protocol.errors import CapabilityError
 
 
@@ -18,6 +19,7 @@ class NodeHome:
     """
 
     def __init__(self, home: Path, node_id: str) -> None:
+        self._home = home
         self.directory = home / "nodes" / node_id
         self._lock: int | None = None
 
@@ -29,7 +31,10 @@ class NodeHome:
         """
         try:
             self._lock = gc.hold_node(self.directory)
+            if self._lock is not None:
+                self.counts = tally.Tally(self.directory / tally.FILE)
         except OSError as error:
+            self.release()
             raise CapabilityError(
                 f"cannot keep a node's state in {self.directory}: {error.strerror}; "
                 "set COLDFRAME_HOME to a directory that can be written"
@@ -41,5 +46,7 @@ class NodeHome:
         """Remove the directory and let the lock go. Twice is fine."""
         lock, self._lock = self._lock, None
         if lock is not None:
+            with contextlib.suppress(OSError):  # a full disk: the sandboxes are gone all the same
+                tally.hand_in(self._home, self.directory)
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(lock)

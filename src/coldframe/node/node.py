@@ -85,7 +85,9 @@ class Node:
             raise
         self._operations = Operations(self.settings)
         self._execs = Execs(self.settings, self._operations)
-        self._sandboxes = Sandboxes(self.settings, self.id, self.runtime, self._execs)
+        self._sandboxes = Sandboxes(
+            self.settings, self.id, self.runtime, self._execs, self._home.counts
+        )
         self._open = True
 
     async def close(self) -> CloseReport:

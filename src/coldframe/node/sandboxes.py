@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
@@ -69,8 +69,14 @@ class Sandboxes:
     """The records of all sandboxes, and every way in which one begins or ends."""
 
     def __init__(
-        self, settings: NodeSettings, node_id: str, runtime: Runtime, execs: Execs
+        self,
+        settings: NodeSettings,
+        node_id: str,
+        runtime: Runtime,
+        execs: Execs,
+        counts: MutableMapping[str, int],
     ) -> None:
+        """Count in `counts` (created, deleted, expired, failed, lost), which begin at 0."""
         self._settings = settings
         self._node_id = node_id
         self._runtime = runtime
@@ -84,7 +90,7 @@ class Sandboxes:
         """Lost or failed sandboxes that the runtime is still giving back."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._faults: list[str] = []
-        self._counts = {"created": 0, "deleted": 0, "expired": 0, "failed": 0, "lost": 0}
+        self._counts = counts
         self.in_kernel: Sequence[str] = _Ids(self._live, self._cleaning)
         """Ids of which the kernel may rightly hold something, as they are at each look."""
         self.changes = 0

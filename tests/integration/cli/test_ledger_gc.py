@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from coldframe.host import cgroups
+from coldframe.host import cgroups, tally
 from coldframe.host.reaping import reap_cgroups
 from coldframe.protocol.ids import new_node_id, new_sandbox_id
 
@@ -86,6 +86,10 @@ class Machine:
             subprocess.run, ["umount", "-l", point], stderr=subprocess.DEVNULL, check=False
         )
         return str(point)
+
+    def count(self, **counts: int) -> None:
+        """Count as the node would have."""
+        tally.Tally(self.node / tally.FILE).update(counts)
 
     def hold(self) -> None:
         """Be the live owner of the node."""
@@ -160,6 +164,7 @@ def test_gc_leaves_a_live_node_alone(machine: Machine) -> None:
     """To reap a running batch would be worse than any leak."""
     machine.leave_directory()
     process = machine.leave_process()
+    machine.count(created=3, deleted=2)
     machine.hold()
 
     code, ledger = machine.coldframe("ledger")
@@ -171,6 +176,21 @@ def test_gc_leaves_a_live_node_alone(machine: Machine) -> None:
     assert machine.coldframe("gc") == (0, {"reaped": [], "remaining": []})
     assert process.poll() is None
     assert (machine.node / "uppers" / machine.sandbox_id / "file").read_text() == "left"
+
+
+def test_ledger_keeps_the_counts_of_nodes_that_have_ended(machine: Machine) -> None:
+    """What was alive when its node was killed is lost, once, and is never forgotten."""
+    machine.count(created=9, deleted=4, expired=1, failed=1)
+    lost = {"created": 9, "deleted": 4, "expired": 1, "failed": 1, "lost": 3, "live": 0}
+
+    before = machine.coldframe("ledger")[1]
+    machine.coldframe("gc")
+    machine.coldframe("gc")
+    after = machine.coldframe("ledger")[1]
+
+    assert {name: before[name] for name in lost} == lost
+    assert {name: after[name] for name in lost} == lost
+    assert (before["balanced"], after["balanced"]) == (False, True)
 
 
 def test_gc_does_not_judge_nodes_of_another_home(machine: Machine) -> None:
