@@ -180,8 +180,8 @@ def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
     if fault.stage == "cwd":
         shown, text = os.fsdecode(plan.cwd)[:200], os.strerror(fault.errno)
         return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
-    if fault.stage == "program" or fault.errno == errno.E2BIG:
-        return _program_error(fault.errno, plan)
+    if fault.stage in {"program", "interpreter"} or fault.errno == errno.E2BIG:
+        return _program_error(fault, plan)
     return _by_errno(fault, NotExecutedError)(f"the command was not executed: {fault}")
 
 
@@ -197,21 +197,22 @@ def _by_errno(fault: SpawnerFault, otherwise: type[ColdframeError]) -> type[Cold
     return otherwise
 
 
-def _program_error(number: int, plan: Plan) -> ColdframeError:
-    program, text = os.fsdecode(plan.argv[0])[:200], os.strerror(number)
+def _program_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
+    number, program = fault.errno, os.fsdecode(plan.argv[0])[:200]
+    text = os.strerror(number)
     if number == errno.E2BIG:
         return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
     if number in _EXHAUSTED:
         return CapacityError(f"program {program!r} was not executed: {text}")
+    if fault.stage == "interpreter":
+        return ProgramNotExecutableError(f"the interpreter of program {program!r}: {text}")
     if number not in _NOT_FOUND:
         return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
     if plan.request.command is not None:
         return ShellNotFoundError(
             f"the sandbox has no shell {program!r}; name another one or pass argv"
         )
-    return ProgramNotFoundError(
-        f"no program {program!r} in the sandbox or on its PATH (or its interpreter is missing)"
-    )
+    return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
 
 
 def create_error(fault: SpawnerFault, sandbox_id: str) -> ColdframeError:
