@@ -23,8 +23,10 @@ from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
+    FileError,
     RunError,
     SandboxStateError,
+    VerifierDeadlineError,
 )
 from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.rollouts import verifier as grading
@@ -57,6 +59,9 @@ if TYPE_CHECKING:
 LEASE_SLACK_S = 900.0
 """Beyond the agent's and the verifier's time: a lease must never end a running attempt."""
 DELETE_S = 120.0
+FINGERPRINT_S = 60.0
+GRADING_SLACK_S = 300.0
+"""For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
 _POLICY_ENDINGS = {
     Termination.AGENT_DEADLINE,
     Termination.STEP_LIMIT,
@@ -156,13 +161,8 @@ class Attempt:
                 self.phase = Phase.AGENT
                 self.outcome = await self._act(sandbox)
                 self.recorder.close()
-                self.phase = Phase.HANDOVER
                 with self.clock.measure("verify"):
-                    self.verifier = Verifier(sandbox, self.task, self.recorder)
-                    await self.verifier.end_agent(self.running)
-                    self.final = await self._fingerprint(sandbox, "final_state")
-                    self.phase = Phase.VERIFY
-                    self.rewards = await self.verifier.grade()
+                    await self._grade(sandbox)
 
     @contextlib.asynccontextmanager
     async def _sandbox(self, image: str) -> AsyncIterator[AsyncSandbox]:
@@ -248,17 +248,43 @@ class Attempt:
                 raise
         return Outcome(Termination.AGENT_DEADLINE, f"the agent's {limit:g} s were over")
 
+    async def _grade(self, sandbox: AsyncSandbox) -> None:
+        """End the agent, note the final state, and get the verdict."""
+        self.phase = Phase.HANDOVER
+        self.verifier = Verifier(sandbox, self.task, self.recorder)
+        limit = self.task.verifier_timeout_s + GRADING_SLACK_S
+        timer = asyncio.timeout(limit)
+        try:
+            async with timer:
+                await self.verifier.end_agent(self.running)
+                self.final = await self._fingerprint(sandbox, "final_state")
+                self.phase = Phase.VERIFY
+                self.rewards = await self.verifier.grade()
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise VerifierDeadlineError(
+                f"killing, uploading and grading took over {limit:g} s"
+            ) from None
+
     def _solution(self) -> Solution | None:
         wrong = self.settings.wrong
         directory = self.task.solution if wrong is None else self.task.wrong.get(wrong)
         return None if directory is None else Solution(directory, self.task.solution_env)
 
     async def _fingerprint(self, sandbox: AsyncSandbox, field_name: str) -> Fingerprint | None:
+        """Return the state, or note why it is not known.
+
+        An agent must not escape its grade by leaving files that take for ever to read.
+        """
         try:
-            return await sandbox.fingerprint()
-        except (CapabilityError, SandboxStateError) as error:
+            async with asyncio.timeout(FINGERPRINT_S):
+                return await sandbox.fingerprint()
+        except (CapabilityError, SandboxStateError, FileError) as error:
             self.unknown[field_name] = str(error)
-            return None
+        except TimeoutError:
+            self.unknown[field_name] = f"not taken within {FINGERPRINT_S:g} s"
+        return None
 
     async def _note_end(self, sandbox: AsyncSandbox) -> None:
         """Learn why a sandbox is gone while its node still remembers."""

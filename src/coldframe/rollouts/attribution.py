@@ -11,7 +11,7 @@ import traceback
 from enum import StrEnum
 from typing import Any
 
-from coldframe.protocol.errors import ColdframeError, SandboxGoneError, Side
+from coldframe.protocol.errors import ColdframeError, SandboxGoneError, Side, StorageFullError
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.schema import Failure
@@ -33,6 +33,7 @@ class Phase(StrEnum):
 
 # Errors that are nobody's but the platform's stay so in every phase.
 _PLATFORM = frozenset({Side.STARTUP, Side.ENVIRONMENT, Side.INFERENCE, Side.OBSERVATION})
+_BEFORE_THE_AGENT = frozenset({Phase.IMAGE, Phase.CREATE, Phase.SETUP})
 _OTHERWISE = {
     Phase.IMAGE: Side.STARTUP,
     Phase.CREATE: Side.STARTUP,
@@ -86,5 +87,11 @@ def failure_of(
 
 
 def may_retry(failure: Failure) -> bool:
-    """Whether a new attempt of the same sample may follow: the platform's passing faults only."""
+    """Whether a new attempt of the same sample may follow: the platform's passing faults only.
+
+    A full disk is not among them once the agent has acted: it may be what filled it, and a new
+    attempt would be a second chance that only those get who break things.
+    """
+    if failure.code == StorageFullError.code and failure.phase not in _BEFORE_THE_AGENT:
+        return False
     return failure.retryable and failure.side in {Side.STARTUP, Side.ENVIRONMENT}

@@ -55,7 +55,7 @@ class Verifier:
     sandbox: AsyncSandbox
     task: Task
     recorder: Recorder
-    _facts: dict[str, Any] = field(default_factory=dict)
+    _facts: dict[str, Any] = field(default_factory=lambda: {"killed": ()})
     _begun: float | None = None
 
     def record(self) -> Verification:
@@ -90,7 +90,7 @@ class Verifier:
         self._begun = self._begun or time.monotonic()
         await self._clear()
         await self.sandbox.files.tar_up(TESTS, pack(self.task.tests), owner=ROOT)
-        result = await self._run()
+        result = await self._run_or_alone()
         self._facts |= {
             "reason": result.reason,
             "exit_code": result.exit_code,
@@ -131,6 +131,21 @@ class Verifier:
             return (await self.sandbox.files.stat(path, follow=False)).kind
         except PathNotFoundError:
             return None
+
+    async def _run_or_alone(self) -> ExecResult:
+        """Run test.sh; if what the agent left keeps it from starting, kill that and run again.
+
+        A fork bomb would otherwise turn every 0 into a failure that is nobody's.
+        """
+        try:
+            return await self._run()
+        except VerifierNotExecutedError:
+            killed = await self.sandbox.kill_processes()
+            if not killed:
+                raise
+            self._facts["killed"] += tuple(map(plain_process, killed))
+            self._facts["survivors"] = ()
+        return await self._run()
 
     async def _run(self) -> ExecResult:
         user = 0 if self.task.verifier_user is None else self.task.verifier_user

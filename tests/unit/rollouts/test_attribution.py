@@ -73,7 +73,7 @@ def test_failure_carries_evidence_without_secrets() -> None:
     [
         (errors.CreateError("x"), True),
         (errors.SpawnerLostError("x"), True),
-        (errors.StorageFullError("x"), True),
+        (errors.StorageFullError("x"), False),
         (errors.CapabilityError("x"), False),
         (errors.SandboxGoneError("x"), False),
         (errors.InferenceError("x"), False),
@@ -83,3 +83,11 @@ def test_failure_carries_evidence_without_secrets() -> None:
 def test_only_passing_faults_of_the_platform_are_retried(error: Exception, again: bool) -> None:
     """Retrying anything else would choose among samples, and bias the group."""
     assert may_retry(failure_of(error, Phase.AGENT, Redactor(), {})) is again
+
+
+def test_full_disk_is_retried_only_before_the_agent_acted() -> None:
+    """Later it may be the agent that filled it; a second chance would reward that."""
+    error = errors.StorageFullError("x")
+
+    assert may_retry(failure_of(error, Phase.CREATE, Redactor(), {}))
+    assert not may_retry(failure_of(error, Phase.VERIFY, Redactor(), {}))
