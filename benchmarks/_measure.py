@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from coldframe.host.spawner import Spawner
+from coldframe.host.cgroups import make_node_cgroups
+from coldframe.host.spawner import Spawner, SpawnerConfig
 from coldframe.protocol.ids import new_node_id
 
 BASELINE_PROGRAM = "/bin/true"
@@ -51,14 +52,19 @@ class Baseline:
 @asynccontextmanager
 async def baseline() -> AsyncIterator[Baseline]:
     """A worker of the spawner that only measures; it holds no sandbox."""
-    with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
-        spawner = await Spawner.start(
-            node_id=new_node_id(), layers=Path(scratch), spool=Path(scratch), workers=1
-        )
-        try:
-            yield Baseline(spawner)
-        finally:
-            await spawner.close()
+    node_id = new_node_id()
+    cgroups = make_node_cgroups(node_id)
+    try:
+        with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
+            config = SpawnerConfig(node_id, Path(scratch), Path(scratch), cgroups.paths, workers=1)
+            spawner = Spawner(config, gone=lambda _: None, lost=lambda _: None)
+            await spawner.start()
+            try:
+                yield Baseline(spawner)
+            finally:
+                await spawner.close()
+    finally:
+        cgroups.remove()
 
 
 def memory_used_mib() -> float:

@@ -39,12 +39,12 @@ async def _call(*argv: str) -> float:
 
 def _rootfs(image: str, scratch: Path) -> Path:
     """A private copy of a single-layer image: other engines write into their root."""
-    store = ImageStore(NodeSettings.from_environment().images_dir)
+    store = ImageStore(NodeSettings.from_environment().home / "images")
     resolved = store.resolve(image)
     if len(resolved.layers) != 1:
         raise Unavailable(f"{image} has {len(resolved.layers)} layers; compare needs one")
     target = scratch / "rootfs"
-    shutil.copytree(store.layers_dir / resolved.layers[0] / "root", target, symlinks=True)
+    shutil.copytree(store.layers_directory / resolved.layers[0] / "root", target, symlinks=True)
     return target
 
 
