@@ -22,6 +22,8 @@ from coldframe.protocol.models import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from coldframe.client._link import NodeLink, NodeOpener
 
 READ_BYTES = 1 << 18
@@ -88,6 +90,15 @@ class ClientCore:
     async def delete(self, sandbox_id: str) -> None:
         info = await (await self.link()).delete(sandbox_id)
         self._made.pop(info.id, None)
+
+    async def build_image(
+        self, name: str, context: Path, *, dockerfile: Path | None, deadline_s: float, cached: bool
+    ) -> str:
+        link = await self.link()
+        image = await link.build_image(
+            name, context, dockerfile=dockerfile, deadline_s=deadline_s, cached=cached
+        )
+        return image.digest
 
     async def ledger(self) -> Ledger:
         return await (await self.link()).ledger()

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import asyncio
+    from pathlib import Path
 
+    from coldframe.images.base import Image
     from coldframe.protocol.models import (
         Capabilities,
         ExecRequest,
@@ -94,6 +96,10 @@ class NodeLink(Protocol):
     ) -> tuple[ProcessInfo, ...]: ...
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint: ...
+
+    async def build_image(
+        self, name: str, context: Path, *, dockerfile: Path | None, deadline_s: float, cached: bool
+    ) -> Image: ...
 
 
 NodeOpener: TypeAlias = Callable[[], Awaitable[NodeLink]]

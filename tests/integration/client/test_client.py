@@ -16,6 +16,7 @@ import pytest
 from coldframe import (
     AsyncSandbox,
     AsyncSandboxClient,
+    CapabilityError,
     ClientClosedError,
     InvalidRequestError,
     Sandbox,
@@ -156,6 +157,28 @@ raise SystemExit(3)
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == []
+
+
+@pytest.mark.root
+def test_built_image_holds_what_its_dockerfile_says(
+    native_client: SandboxClient, tmp_path: Path
+) -> None:
+    """A task's environment is built and used through the same client."""
+    (tmp_path / "Dockerfile").write_text(
+        "FROM debian:bookworm\nWORKDIR /app\nCOPY x .\nRUN cat x > y\nENV A=1\n"
+    )
+    (tmp_path / "x").write_text("content\n")
+    name = "test-client-build:1"
+    assert native_client.build_image(name, tmp_path) == native_client.build_image(name, tmp_path)
+    with native_client.create_sandbox(name) as sandbox:
+        assert sandbox.exec("cat y; echo $A; pwd").stdout == b"content\n1\n/app\n"
+        assert sandbox.info.workdir == "/app"
+
+
+def test_build_without_a_store_names_the_remedy(client: SandboxClient, tmp_path: Path) -> None:
+    """The fake runtime has no images; the message must say what has."""
+    with pytest.raises(CapabilityError, match="native"):
+        client.build_image("x", tmp_path)
 
 
 # --- asynchronous ---------------------------------------------------------------------

@@ -136,6 +136,37 @@ class AsyncSandboxClient:
         """End a sandbox; nothing of it is left when this returns. One that ended is fine."""
         await self._runner.run(self._core.delete(id_or_name))
 
+    async def build_image(
+        self,
+        name: str,
+        context: str | Path,
+        *,
+        dockerfile: str | Path | None = None,
+        deadline_s: float = 600.0,
+        cached: bool = True,
+    ) -> str:
+        """Build a Dockerfile into the node's store and return the image's digest.
+
+        RUN steps run in sandboxes without a network; each is a cached layer.
+
+        Args:
+            name: what `create_sandbox` will call it.
+            context: the directory that COPY copies from.
+            dockerfile: default: `Dockerfile` in the context.
+            deadline_s: of each RUN step.
+            cached: whether steps that ran before are taken from the store.
+        Raises:
+            DockerfileError: a line is refused or failed; begins with file:line.
+            ImageError, ImageNotFoundError, InvalidRequestError, StorageFullError: refused.
+            CapabilityError: the node has no store to build into.
+        """
+        file = None if dockerfile is None else Path(dockerfile)
+        return await self._runner.run(
+            self._core.build_image(
+                name, Path(context), dockerfile=file, deadline_s=deadline_s, cached=cached
+            )
+        )
+
     async def ledger(self) -> Ledger:
         """Count all sandboxes of the node and compare the kernel with those that live."""
         return await self._runner.run(self._core.ledger())
