@@ -68,7 +68,10 @@ class ImageBuilder:
         try:
             async with asyncio.timeout(spec.build_timeout_s):
                 await self._client.build_image(
-                    dockerfile=spec.dockerfile, context=spec.context, name=name
+                    name=name,
+                    context=spec.context,
+                    dockerfile=spec.dockerfile,
+                    deadline_s=spec.build_timeout_s,
                 )
         except TimeoutError:
             raise BuildDeadlineError(

@@ -107,7 +107,7 @@ def test_rollout_run_that_is_interrupted_says_how_to_go_on(
         text=True,
         stderr=subprocess.PIPE,
     ) as process:
-        wait_for(out / "lock.json", process)
+        wait_for(out / "blobs", process)
         process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
 
