@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from coldframe.images.base import Image
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.runtimes.base import Runtime
+
+if TYPE_CHECKING:
+    from coldframe.images.store import ImageStore
 
 
 class ImageResolver(Protocol):
@@ -25,24 +28,27 @@ def assemble(
     Raises:
         InvalidRequestError: the settings name a runtime that there is not.
     """
-    if runtime is None:
-        runtime = _make_runtime(settings, node_id)
     if images is None:
-        images = _make_images(settings, runtime)  # makes the directories that runtimes look for
+        fake = settings.runtime == "fake" if runtime is None else runtime.name == "fake"
+        images = _fake_images() if fake else _image_store(settings)
+    if runtime is None:
+        runtime = _make_runtime(settings, node_id, images)
     return runtime, images
 
 
-def _make_runtime(settings: NodeSettings, node_id: str) -> Runtime:
+def _make_runtime(settings: NodeSettings, node_id: str, images: ImageResolver) -> Runtime:
     if settings.runtime == "fake":
         from coldframe.runtimes.fake import FakeRuntime
 
         return FakeRuntime()
     if settings.runtime == "native":
+        from coldframe.images.store import ImageStore
         from coldframe.runtimes.native import NativeRuntime
 
+        store = images if isinstance(images, ImageStore) else _image_store(settings)
         return NativeRuntime(
             node_id,
-            settings.home / "images" / "layers",
+            store.layers_directory,
             settings.home / "nodes" / node_id,
             storage=settings.storage,
             workers=settings.workers,
@@ -52,11 +58,13 @@ def _make_runtime(settings: NodeSettings, node_id: str) -> Runtime:
     )
 
 
-def _make_images(settings: NodeSettings, runtime: Runtime) -> ImageResolver:
-    if runtime.name == "fake":
-        from coldframe.runtimes.fake import FakeImages
+def _fake_images() -> ImageResolver:
+    from coldframe.runtimes.fake import FakeImages
 
-        return FakeImages()
+    return FakeImages()
+
+
+def _image_store(settings: NodeSettings) -> ImageStore:
     from coldframe.images.store import ImageStore
 
     return ImageStore(settings.home / "images")

@@ -35,7 +35,7 @@ _LISTENERS = {
         " print(s.getsockname()[1], flush=True); c, _ = s.accept();"
         " c.sendall(b'hello ' + c.recv(9)); c.close(); s.accept()\""
     ),
-    "busybox": "echo 18080; exec busybox nc -l -p 18080 -s 127.0.0.1 -e cat",
+    "busybox": "echo 18080; exec busybox nc -l -p 18080 -e cat",
 }
 """Command lines that listen, print their port, and answer."""
 

@@ -1,0 +1,274 @@
+"""The node on real sandboxes: nothing is lost, nothing is left, nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from coldframe.host import census
+from coldframe.images.store import ImageStore
+from coldframe.node.life import ENDED
+from coldframe.node.node import Node
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import ColdframeError, SandboxGoneError
+from coldframe.protocol.models import (
+    ExecRequest,
+    ExecResult,
+    Reason,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+)
+from coldframe.runtimes.base import KnowsChanges
+from coldframe.runtimes.native import NativeRuntime
+from coldframe.runtimes.native_sandbox import NativeSandbox
+
+pytestmark = pytest.mark.root
+
+
+def handle_of(node: Node, sandbox_id: str) -> NativeSandbox:
+    """The runtime's side of a sandbox."""
+    handle = node._sandboxes.find(sandbox_id).handle
+    assert isinstance(handle, NativeSandbox)
+    return handle
+
+
+async def ended(node: Node, sandbox_id: str) -> SandboxInfo:
+    """Wait until a sandbox is in a final state."""
+    async with asyncio.timeout(30):
+        while (await node.get(sandbox_id)).state not in ENDED:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return await node.get(sandbox_id)
+
+
+async def test_burst_of_sandboxes_all_answer_and_all_go(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """Alive at once, each with a pid namespace and an answer of its own."""
+    infos = await asyncio.gather(*(native_node.create_sandbox(spec) for _ in range(40)))
+    commands = [ExecRequest(command=f"echo {n}; readlink /proc/self/ns/pid") for n in range(40)]
+
+    results = await asyncio.gather(
+        *(native_node.exec(info.id, c) for info, c in zip(infos, commands, strict=True))
+    )
+
+    lines = [result.text.split() for result in results]
+    assert [line[0] for line in lines] == [str(n) for n in range(40)]
+    assert len({line[1] for line in lines}) == 40
+    assert (await native_node.ledger()).live == 40
+    await asyncio.gather(*(native_node.delete(info.id) for info in infos))
+    ledger = await native_node.ledger()
+    assert (ledger.created, ledger.deleted, ledger.leaked) == (40, 40, 0)
+
+
+async def test_exec_replayed_on_native_runs_once(native_node: Node, spec: SandboxSpec) -> None:
+    """Also while the first still runs, and when its caller was cancelled."""
+    sandbox = await native_node.create_sandbox(spec)
+    request = ExecRequest(command="echo x >> /ran; sleep 0.1; cat /ran", operation_id="op-1")
+    lost = asyncio.ensure_future(native_node.exec(sandbox.id, request))
+    await asyncio.sleep(0.01)
+    lost.cancel()
+
+    results = await asyncio.gather(*(native_node.exec(sandbox.id, request) for _ in range(3)))
+
+    assert {result.stdout for result in results} == {b"x\n"}
+
+
+async def test_sandbox_whose_pid_1_is_killed_is_lost(native_node: Node, spec: SandboxSpec) -> None:
+    """As by the OOM killer; commands end with what they printed."""
+    sandbox = await native_node.create_sandbox(spec)
+    operation = await native_node.start_exec(
+        sandbox.id, ExecRequest(command="echo there; sleep 60")
+    )
+    await native_node.read_output(operation)
+
+    os.kill(handle_of(native_node, sandbox.id).parts.created.pid, signal.SIGKILL)
+    result = await native_node.wait_exec(operation)
+
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"there\n")
+    assert (await ended(native_node, sandbox.id)).state is SandboxState.LOST
+    with pytest.raises(SandboxGoneError, match="was lost"):
+        await native_node.exec(sandbox.id, ExecRequest(argv=("true",)))
+
+
+async def test_spawner_killed_amid_execs_leaves_nothing(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """Every command has a typed end, every sandbox is accounted for, and new ones can be made."""
+    infos = await asyncio.gather(*(native_node.create_sandbox(spec) for _ in range(10)))
+    request = ExecRequest(command="echo x; sleep 60")
+    running = [asyncio.ensure_future(native_node.exec(info.id, request)) for info in infos * 10]
+    await asyncio.sleep(0.05)
+    assert isinstance(native_node.runtime, NativeRuntime)
+
+    for pid in native_node.runtime.spawner.pids:
+        os.kill(pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*running, return_exceptions=True)
+
+    for outcome in outcomes:
+        if isinstance(outcome, ExecResult):
+            assert outcome.reason in {Reason.SANDBOX_GONE, Reason.INFRASTRUCTURE}, outcome
+        else:
+            assert isinstance(outcome, ColdframeError), outcome
+    for info in infos:
+        assert (await ended(native_node, info.id)).state is SandboxState.LOST
+    ledger = await native_node.ledger()
+    assert (ledger.lost, ledger.live, ledger.leaked) == (10, 0, 0), ledger
+    again = await native_node.create_sandbox(spec)
+    assert (await native_node.exec(again.id, ExecRequest(argv=("true",)))).ok
+
+
+async def test_lease_on_native_is_enforced(native_node: Node, spec: SandboxSpec) -> None:
+    """With a command in it."""
+    sandbox = await native_node.create_sandbox(spec.model_copy(update={"ttl_s": 0.3}))
+    result = await native_node.exec(sandbox.id, ExecRequest(command="echo x; sleep 60"))
+
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"x\n")
+    assert (await ended(native_node, sandbox.id)).expired
+
+
+async def test_cancelled_creates_on_native_leave_nothing(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """At whatever step the cancellation comes."""
+    for delay_ms in range(8):
+        creating = asyncio.ensure_future(native_node.create_sandbox(spec))
+        await asyncio.sleep(delay_ms / 1000)
+        creating.cancel()
+        await asyncio.wait([creating])
+        if not creating.cancelled():
+            await native_node.delete(creating.result().id)
+
+    ledger = await native_node.ledger()
+    assert (ledger.created, ledger.live) == (8, 0)
+    assert ledger.balanced, ledger
+
+
+async def test_create_that_fails_at_any_step_leaves_nothing(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """The ledger says failed, and the kernel has nothing of it."""
+    runtime = native_node.runtime
+    assert isinstance(runtime, NativeRuntime)
+    for step in runtime.steps:
+        runtime.inject = step
+        with pytest.raises(ColdframeError):
+            await native_node.create_sandbox(spec)
+
+    ledger = await native_node.ledger()
+    assert ledger.failed == len(runtime.steps) > 3
+    assert ledger.balanced, ledger
+
+
+# --- fingerprints ---------------------------------------------------------------------
+
+WORK = "mkdir /d; echo content > /d/f; ln -s f /d/l; rm /bin/cat; chmod 700 /tmp"
+
+
+async def changed(node: Node, sandbox_id: str, command: str) -> None:
+    """Run a command that must succeed."""
+    result = await node.exec(sandbox_id, ExecRequest(command=command))
+    assert result.ok, result.stderr
+
+
+async def test_fingerprint_on_native_tells_states_not_histories(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """Equal for equal work, other after any change, the same after the way back."""
+    one = (await native_node.create_sandbox(spec)).id
+    other = (await native_node.create_sandbox(spec)).id
+    fresh = await native_node.fingerprint(one)
+    assert await native_node.fingerprint(other) == fresh
+
+    await changed(native_node, one, "cp /etc/passwd /x; mv /x /etc/passwd; mkdir /y; rmdir /y")
+    assert await native_node.fingerprint(one) == fresh
+    await changed(native_node, one, WORK)
+    await changed(native_node, other, WORK)
+    worked = await native_node.fingerprint(one)
+    assert worked != fresh
+    assert await native_node.fingerprint(other) == worked
+
+    for change in ("echo x >> /d/f", "rm /d/l", "chmod 711 /d", "mkdir /e", "rm /bin/ls"):
+        before = await native_node.fingerprint(other)
+        await changed(native_node, other, change)
+        assert (await native_node.fingerprint(other)).files != before.files, change
+
+
+async def test_changes_list_what_differs_from_the_image(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """Removed, replaced, emptied and holes: each as what it is now."""
+    sandbox = (await native_node.create_sandbox(spec)).id
+    handle = handle_of(native_node, sandbox)
+    assert isinstance(handle, KnowsChanges)
+    assert await handle.changes() == ()
+
+    await changed(
+        native_node,
+        sandbox,
+        "rm -r /etc; mkdir /etc; echo new > /etc/new; truncate -s 1099511627776 /hole; rm /bin/cat; "
+        "head -c 4096 /dev/zero > /a; truncate -s 4096 /b",
+    )
+    changes = {change.path: change.state for change in await handle.changes()}
+
+    assert changes[b"/etc/passwd"] is None
+    assert changes[b"/bin/cat"] is None
+    assert changes[b"/etc/new"] is not None
+    assert changes[b"/etc/new"][:2] == (b"file", b"644 0 0")
+    assert changes[b"/a"] == changes[b"/b"]
+    assert b"/hole" in changes
+    assert b"/etc/group" not in changes or changes[b"/etc/group"] is None
+
+
+# --- death ----------------------------------------------------------------------------
+
+_CHILD = """
+import asyncio, sys
+from pathlib import Path
+from coldframe.images.store import ImageStore
+from coldframe.node.node import Node
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.models import ExecRequest, SandboxSpec
+
+async def main():
+    home, store, image = sys.argv[1:]
+    node = Node(NodeSettings(home=Path(home)), images=ImageStore(Path(store)))
+    await node.start()
+    for _ in range(3):
+        info = await node.create_sandbox(SandboxSpec(image=image, memory_bytes=1 << 28))
+        await node.start_exec(info.id, ExecRequest(command="sleep 600 & setsid sleep 600"))
+    print(node.id, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_node_killed_is_reaped_by_the_next(
+    tmp_path: Path, image_store: ImageStore, spec: SandboxSpec
+) -> None:
+    """kill -9 of the client: processes end with it, the rest goes when the next node starts."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _CHILD,
+        str(tmp_path),
+        str(image_store.root),
+        spec.image,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    node_id = (await asyncio.wait_for(child.stdout.readline(), 60)).decode().strip()
+    child.kill()
+    await child.wait()
+
+    async with Node(NodeSettings(home=tmp_path), images=image_store) as node:
+        left = [path.name for path in (tmp_path / "nodes").iterdir()]
+        assert left == [node.id]
+        assert not [path for path in census.node_cgroups(node_id) if path.exists()]
+        assert (await node.ledger()).balanced
