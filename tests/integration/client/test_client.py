@@ -25,6 +25,7 @@ from coldframe import (
     SandboxNotFoundError,
     SandboxState,
 )
+from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import NameInUseError
 
 WAIT_FOR_BEGUN = "until [ -e begun ]; do sleep 0.01; done"
@@ -161,7 +162,7 @@ raise SystemExit(3)
 
 @pytest.mark.root
 def test_built_image_holds_what_its_dockerfile_says(
-    native_client: SandboxClient, tmp_path: Path
+    native_client: SandboxClient, image_store: ImageStore, tmp_path: Path
 ) -> None:
     """A task's environment is built and used through the same client."""
     (tmp_path / "Dockerfile").write_text(
@@ -169,10 +170,13 @@ def test_built_image_holds_what_its_dockerfile_says(
     )
     (tmp_path / "x").write_text("content\n")
     name = "test-client-build:1"
-    assert native_client.build_image(name, tmp_path) == native_client.build_image(name, tmp_path)
-    with native_client.create_sandbox(name) as sandbox:
-        assert sandbox.exec("cat y; echo $A; pwd").stdout == b"content\n1\n/app\n"
-        assert sandbox.info.workdir == "/app"
+    try:
+        assert native_client.build_image(name, tmp_path) == image_store.resolve(name).digest
+        with native_client.create_sandbox(name) as sandbox:
+            assert sandbox.exec("cat y; echo $A; pwd").stdout == b"content\n1\n/app\n"
+            assert sandbox.info.workdir == "/app"
+    finally:
+        image_store.remove(name)
 
 
 def test_build_without_a_store_names_the_remedy(client: SandboxClient, tmp_path: Path) -> None:
