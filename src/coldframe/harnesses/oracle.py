@@ -13,6 +13,7 @@ from coldframe.protocol.errors import HarnessError, NotExecutedError
 from coldframe.trajectories.schema import Termination
 
 TARGET = "/solution"
+BACKSTOP_S = 60.0
 
 
 class OracleHarness:
@@ -47,7 +48,9 @@ class OracleHarness:
             await episode.execute(
                 run_argv(script, f"{TARGET}/{solution.script}"),
                 env=solution.env,
-                deadline_s=episode.remaining_s(),
+                # The runner ends the episode at its deadline, and says so; this only holds if the
+                # runner is gone.
+                deadline_s=episode.remaining_s() + BACKSTOP_S,
                 step=step,
             )
         except NotExecutedError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import hashlib
 import os
 import socket
 import subprocess
@@ -112,6 +113,8 @@ class Spawner:
         self._turn = 0
         self._next_exec = 1
         self._closing = False
+        self.program_sha256 = ""
+        """Hex digest of the native program that runs, known once started."""
 
     # --- life ---------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class Spawner:
         Raises:
             CapabilityError: there is no native program, or the kernel refuses what it needs.
         """
-        program = _sealed_program(self._config.binary)
+        program, self.program_sha256 = _sealed_program(self._config.binary)
         directories = [
             os.open(path, os.O_DIRECTORY | os.O_CLOEXEC)
             for path in (self._config.layers, self._config.spool)
@@ -496,8 +499,11 @@ def _exec_fields(spec: ExecSpec, exec_id: int, descriptors: list[int]) -> list[F
 # --- processes ------------------------------------------------------------------------
 
 
-def _sealed_program(binary: Path | None) -> int:
-    """A sealed memfd with the native program: what runs cannot be written from a sandbox."""
+def _sealed_program(binary: Path | None) -> tuple[int, str]:
+    """A sealed memfd with the native program, and its digest.
+
+    What runs cannot be written from a sandbox.
+    """
     source = binary or Path(str(resources.files("coldframe") / "_native" / "coldframe-native"))
     try:
         content = source.read_bytes()
@@ -513,7 +519,7 @@ def _sealed_program(binary: Path | None) -> int:
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, hashlib.sha256(content).hexdigest()
 
 
 async def _reap(process: subprocess.Popen[bytes], timeout_s: float) -> None:

@@ -30,7 +30,7 @@ from coldframe.host.spawner import (
     SpawnerFault,
 )
 from coldframe.host.storage import open_storage, require_space_at
-from coldframe.host.wire import GoneCause
+from coldframe.host.wire import VERSION, GoneCause
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -214,7 +214,12 @@ class NativeRuntime:
             ports=True,
             users=True,
             storage=self._storage.name,
-            details={"workers": self._workers, "network": "loopback"},
+            details={
+                "workers": self._workers,
+                "network": "loopback",
+                "spawner_protocol": VERSION,
+                "injected_binary_sha256": self._spawners[-1].program_sha256,
+            },
         )
 
     # --- create -----------------------------------------------------------------------

@@ -39,13 +39,15 @@ async def test_attempt_by_the_oracle_passes_and_by_nop_fails(
     identity, times = solved.identity, solved.times
     assert identity.image and identity.image.name == "debian:bookworm"
     assert identity.sandbox_id and identity.versions.runtime == "native"
+    assert identity.versions.spawner_protocol == 1
+    assert len(identity.versions.injected_binary_sha256 or "") == 64
+    assert identity.initial_state and idle.identity.initial_state
+    assert identity.initial_state.digest == idle.identity.initial_state.digest
+    assert solved.file_diff and solved.file_diff.changed
+    assert idle.file_diff and not idle.file_diff.changed
     assert min(times.create_s, times.exec_s, times.verify_s, times.delete_s) > 0
     assert times.total_s >= times.run_s - times.model_s
     assert "steps[].calls[].file_diff" in solved.unknown
-    if identity.initial_state is not None and idle.identity.initial_state is not None:
-        assert identity.initial_state.files == idle.identity.initial_state.files
-        assert solved.file_diff and solved.file_diff.changed
-        assert idle.file_diff and not idle.file_diff.changed
 
 
 async def test_attempt_of_an_agent_sees_neither_tests_nor_solution(
