@@ -15,6 +15,7 @@ _syscall.restype = ctypes.c_long
 
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _OPENAT2 = 437
+_MOUNT_SETATTR = 442
 
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -23,11 +24,12 @@ RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 CLONE_FS = 0x200
+CLONE_NEWUSER = 0x10000000
 AT_EMPTY_PATH = 0x1000
-AT_RECURSIVE = 0x8000
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
-MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 0x02, 0x04, 0x10
+MOUNT_ATTR_NOATIME = 0x10
+_MOUNT_ATTR_IDMAP = 0x00100000
 
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
@@ -154,7 +156,10 @@ def open_tree(dirfd: int, path: bytes = b"", *, clone: bool = True) -> int:
     return fd
 
 
-def syncfs(fd: int) -> None:
-    """Write out the file system that `fd` is on."""
-    if _libc.syncfs(fd) != 0:
+def idmap_mount(tree: int, user_namespace: int) -> None:
+    """Show a detached clone's files under the ids that a user namespace maps them to."""
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_IDMAP, 0, 0, user_namespace)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    path = ctypes.c_char_p(b"")
+    if _syscall(_MOUNT_SETATTR, tree, path, AT_EMPTY_PATH, attributes, size) < 0:
         raise _fail()
