@@ -18,6 +18,7 @@
 #include <sys/sysmacros.h>
 
 #include "kernel.h"
+#include "overlay.h"
 #include "spawner.h"
 
 static int own_mounts = -1; /* our small mount namespace */
@@ -70,6 +71,7 @@ int rootfs_prepare(int layers)
 			return -errno;
 	error = mount_at("proc", "/proc");
 	error = error ? error : mount_at("sysfs", "/sys");
+	error = error ? error : overlay_prepare();
 	if (error)
 		return error;
 	if (sys_move_mount(tree, "", AT_FDCWD, "/layers", MOVE_EMPTY_PATH) < 0)
@@ -124,7 +126,11 @@ static int tmpfs_upper(uint64_t bytes)
 	if (fs < 0)
 		return -errno;
 	snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
-	if (sys_fsconfig(fs, FSCONFIG_SET_STRING, "size", size, 0) < 0)
+	/* Its root belongs to 0 of the sandbox, not to whom we act as: it is idmapped like others. */
+	if (sys_fsconfig(fs, FSCONFIG_SET_STRING, "size", size, 0) < 0 ||
+	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "mode", "755", 0) < 0 ||
+	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "uid", "0", 0) < 0 ||
+	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "gid", "0", 0) < 0)
 		return -errno;
 	return new_mount(fs, ATTR_NODEV);
 }
@@ -151,26 +157,7 @@ static int open_directory(int dir, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
-static int set_fd(int fs, const char *key, int fd)
-{
-	char path[40];
-
-	if (sys_fsconfig(fs, FSCONFIG_SET_FD, key, NULL, fd) == 0)
-		return 0;
-	if (errno != EINVAL)
-		return -errno;
-	/* Before Linux 6.13 overlay takes paths only. */
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return sys_fsconfig(fs, FSCONFIG_SET_STRING, key, path, 0) < 0 ? -errno : 0;
-}
-
-struct overlay {
-	int fs;
-	int layers;
-	int upper;
-	int lower[LAYERS_MAX];
-	size_t lower_count;
-};
+_Static_assert(LAYERS_MAX <= OVERLAY_LOWERS_MAX, "every layer needs a place");
 
 static int add_layers(struct overlay *overlay, const struct root_spec *spec, int userns)
 {
@@ -185,16 +172,13 @@ static int add_layers(struct overlay *overlay, const struct root_spec *spec, int
 
 		if (fd < 0)
 			return fd;
-		/* Overlay looks at them when it is created: they stay open until then. */
 		overlay->lower[overlay->lower_count++] = fd;
-		error = set_fd(overlay->fs, "lowerdir+", fd);
 	}
 	return error;
 }
 
 static int add_upper(struct overlay *overlay, const struct root_spec *spec, int userns)
 {
-	static const char *const names[][2] = {{"upper", "upperdir"}, {"work", "workdir"}};
 	int error;
 
 	overlay->upper =
@@ -202,32 +186,29 @@ static int add_upper(struct overlay *overlay, const struct root_spec *spec, int 
 	if (overlay->upper < 0)
 		return overlay->upper;
 	error = idmap(overlay->upper, userns);
-	for (size_t i = 0; i < ARRAY_LEN(names) && !error; i++) {
-		auto_close int fd = -1;
-
-		error = make_directory(overlay->upper, names[i][0], 0755);
-		if (error)
-			break;
-		fd = open_directory(overlay->upper, names[i][0]);
-		error = fd < 0 ? fd : set_fd(overlay->fs, names[i][1], fd);
-	}
-	return error;
+	/* Left by an earlier sandbox on this upper: the machine has not crashed since, or it would
+	 * not be used again. */
+	if (!error && unlinkat(overlay->upper, "work/work/incompat/volatile/dirty", 0) == 0)
+		unlinkat(overlay->upper, "work/work/incompat/volatile", AT_REMOVEDIR);
+	error = error ? error : make_directory(overlay->upper, "upper", 0755);
+	error = error ? error : make_directory(overlay->upper, "work", 0755);
+	if (error)
+		return error;
+	overlay->upper_directory = open_directory(overlay->upper, "upper");
+	overlay->work_directory = open_directory(overlay->upper, "work");
+	if (overlay->upper_directory < 0)
+		return overlay->upper_directory;
+	return overlay->work_directory < 0 ? overlay->work_directory : 0;
 }
 
-static int mount_overlay(const struct overlay *overlay)
+/* Before Linux 6.3 overlay has no nameless files. */
+static int make_and_remove(int root)
 {
-	static const char *const options[][2] = {
-		{"source", "coldframe"}, {"redirect_dir", "nofollow"}, {"index", "off"},
-		{"metacopy", "off"},	 {"xino", "off"},
-	};
+	const char *name = ".coldframe.writable";
 
-	for (size_t i = 0; i < ARRAY_LEN(options); i++)
-		if (sys_fsconfig(overlay->fs, FSCONFIG_SET_STRING, options[i][0], options[i][1], 0) <
-		    0)
-			return -errno;
-	if (sys_fsconfig(overlay->fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0) < 0)
+	if (mkdirat(root, name, 0700) < 0)
 		return -errno;
-	return new_mount(overlay->fs, ATTR_NODEV);
+	return unlinkat(root, name, AT_REMOVEDIR) < 0 ? -errno : 0;
 }
 
 /* Overlay falls back to read-only in silence when it cannot use its work directory. */
@@ -241,7 +222,9 @@ static int assert_writable(int root)
 	if (st.f_flag & ST_RDONLY)
 		return -EROFS;
 	probe = openat(root, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-	return probe < 0 ? -errno : 0;
+	if (probe >= 0)
+		return 0;
+	return errno == EOPNOTSUPP ? make_and_remove(root) : -errno;
 }
 
 static int add_mount_points(int root)
@@ -307,9 +290,6 @@ static int make_root(const struct root_spec *spec, int userns, struct overlay *o
 	int error;
 
 	*stage = "layers";
-	overlay->fs = sys_fsopen("overlay");
-	if (overlay->fs < 0)
-		return -errno;
 	error = injected(spec->inject, *stage) ? -EIO : add_layers(overlay, spec, userns);
 	if (error)
 		return error;
@@ -318,7 +298,7 @@ static int make_root(const struct root_spec *spec, int userns, struct overlay *o
 	if (error)
 		return error;
 	*stage = "overlay";
-	return injected(spec->inject, *stage) ? -EIO : mount_overlay(overlay);
+	return injected(spec->inject, *stage) ? -EIO : overlay_mount(overlay);
 }
 
 static int check_root(const struct root_spec *spec, int root, const char **stage)
@@ -336,7 +316,8 @@ static int check_root(const struct root_spec *spec, int root, const char **stage
 int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
 		const char **stage)
 {
-	struct overlay overlay = {.fs = -1, .layers = -1, .upper = -1};
+	struct overlay overlay = {
+		.layers = -1, .upper = -1, .upper_directory = -1, .work_directory = -1};
 	int error;
 
 	/* Overlay works with the identity it was mounted under, for as long as it lives. */
@@ -351,8 +332,9 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int 
 	act_as(0);
 	for (size_t i = 0; i < overlay.lower_count; i++)
 		close(overlay.lower[i]);
+	close_quietly(&overlay.upper_directory);
+	close_quietly(&overlay.work_directory);
 	close_quietly(&overlay.upper);
 	close_quietly(&overlay.layers);
-	close_quietly(&overlay.fs);
 	return error;
 }
