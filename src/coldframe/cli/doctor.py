@@ -1,0 +1,113 @@
+"""`coldframe doctor`: what this machine can do, what is missing, and what fixes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coldframe.cli import machine, render
+from coldframe.host.doctor import Check, examine
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import CapabilityError, ColdframeError
+
+BASE_IMAGE = "debian:bookworm"
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Say what this machine can do, what is missing, and the command that fixes it.
+
+    Each check tries the thing itself, the last one makes a sandbox. Exit code: 0 everything
+    that is required is there, 1 something is not.
+    """
+    home = NodeSettings.from_environment().home
+    checks = list(examine(home))
+    able = _able(checks)
+    image, found = _image_check(home)
+    checks.append(image)
+    checks.append(_leaks_check(home))
+    if able and found is not None:
+        checks.append(_sandbox_check(found))
+    able = _able(checks)
+    if as_json:
+        value = {"version": render.version(), "able": able, "checks": [asdict(c) for c in checks]}
+        print(json.dumps(value, indent=2))
+    else:
+        _print(checks, able=able)
+    return 0 if able else 1
+
+
+def _able(checks: list[Check]) -> bool:
+    return all(check.ok for check in checks if check.required)
+
+
+def _image_check(home: Path) -> tuple[Check, str | None]:
+    """Return the check, and the name of an image that a sandbox can be tried with."""
+    from coldframe.images.store import ImageStore
+
+    names: list[str] = []
+    try:
+        if (home / "images").is_dir():
+            with ImageStore(home / "images") as store:
+                names = [record.name for record in store.list()]
+    except (ColdframeError, OSError) as error:
+        return Check("images", False, render.sentence(str(error)), "run as root", False), None
+    remedy = "" if BASE_IMAGE in names else f"coldframe image bootstrap {BASE_IMAGE}"
+    detail = f"{len(names)} in the store" + ("" if remedy else f", {BASE_IMAGE} too")
+    usable = [name for name in sorted(names) if name == BASE_IMAGE or name.startswith("busybox:")]
+    check = Check("images", not remedy, detail, remedy, required=False)
+    return check, usable[-1] if usable else None
+
+
+def _leaks_check(home: Path) -> Check:
+    try:
+        machine.require_root("doctor")
+    except CapabilityError as error:
+        return Check("leaks", False, "cannot be seen", render.sentence(str(error)), False)
+    leaks = machine.survey(home).ledger().leaked
+    detail = f"{leaks} left by nodes that are dead" if leaks else "nothing is left of dead nodes"
+    return Check("leaks", not leaks, detail, "coldframe gc" if leaks else "", required=False)
+
+
+def _sandbox_check(image: str) -> Check:
+    try:
+        detail = asyncio.run(_try_sandbox(image))
+    except ColdframeError as error:
+        return Check("sandbox", False, render.sentence(str(error)), "report it with this output")
+    return Check("sandbox", True, detail)
+
+
+async def _try_sandbox(image: str) -> str:
+    from coldframe.client import AsyncSandboxClient
+
+    async with (
+        AsyncSandboxClient() as client,
+        await client.create_sandbox(image, ttl_s=60) as sandbox,
+    ):
+        result = await sandbox.exec(["/bin/sh", "-c", "exit 7"], deadline_s=30)
+        able = await client.capabilities()
+    if result.exit_code != 7:
+        raise ColdframeError(f"a command in {image} ended with {result.reason}, not with exit 7")
+    limits = ", ".join(sorted(able.limits))
+    return f"made one of {image}, ran a command ({able.runtime}; limits: {limits})"
+
+
+def _state(check: Check) -> str:
+    if check.ok:
+        return "ok"
+    return "MISSING" if check.required else "wanted"
+
+
+def _print(checks: list[Check], *, able: bool) -> None:
+    rows = [(_state(check), check.name, check.detail) for check in checks]
+    print(render.table(("STATE", "WHAT", "FOUND"), rows))
+    for check in checks:
+        if not check.ok:
+            print(f"\n{check.name}: {render.safe(check.detail)}\n  fix: {check.remedy}")
+    print("\nthis machine can run sandboxes" if able else "\nthis machine cannot run sandboxes yet")

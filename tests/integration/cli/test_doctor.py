@@ -1,0 +1,106 @@
+"""`coldframe doctor`: what is said of a machine, and the exit code that scripts look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldframe.cli import doctor
+from coldframe.host.doctor import Check
+from coldframe.images.base import Image
+
+pytestmark = pytest.mark.root
+DOCTOR = [sys.executable, "-m", "coldframe.cli.main", "doctor"]
+
+
+@pytest.fixture(autouse=True)
+def _as_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def _checks(home: Path | None = None) -> tuple[int, dict[str, dict[str, Any]]]:
+    environment = dict(os.environ)
+    if home is not None:
+        environment["COLDFRAME_HOME"] = str(home)
+    ended = subprocess.run(
+        [*DOCTOR, "--json"], env=environment, capture_output=True, check=False, timeout=60
+    )
+    said = json.loads(ended.stdout)
+    assert (ended.returncode == 0) is said["able"]
+    return ended.returncode, {check["name"]: check for check in said["checks"]}
+
+
+def test_doctor_on_an_able_machine_makes_a_sandbox(debian_image: Image) -> None:
+    """That every part is there does not show that they work together."""
+    code, checks = _checks()
+
+    assert code == 0
+    assert checks["sandbox"]["ok"]
+    assert "limits: cpu" in checks["sandbox"]["detail"]
+    assert checks["images"]["ok"]
+
+
+def test_doctor_without_images_says_how_to_get_one(tmp_path: Path) -> None:
+    """On a new machine this is the first thing that is missing, and nothing to fail for."""
+    code, checks = _checks(tmp_path / "home")
+
+    assert code == 0
+    assert "sandbox" not in checks
+    assert checks["images"] == {
+        "name": "images",
+        "ok": False,
+        "detail": "0 in the store",
+        "remedy": "coldframe image bootstrap debian:bookworm",
+        "required": False,
+    }
+
+
+def test_doctor_as_another_user_says_so_and_fails() -> None:
+    """It must come to its end without rights: that is when it is needed most."""
+    script = (
+        "import os, sys\n"
+        "from coldframe.cli.main import main\n"
+        "main(['doctor'])\n"  # loads what may lie where that user cannot read
+        "print('--- without rights ---', flush=True)\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(main(['doctor']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert ended.returncode == 1
+    said = ended.stdout.partition("--- without rights ---")[2]
+    assert "fix: sudo coldframe doctor" in said
+    assert "this machine cannot run sandboxes yet" in said
+    assert ended.stderr == ""
+
+
+def test_doctor_gives_a_remedy_for_whatever_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A check that only says no sends its reader to a search engine."""
+    monkeypatch.setenv("COLDFRAME_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        doctor,
+        "examine",
+        lambda home: (
+            Check("overlay", False, "overlay is not known", "modprobe overlay"),
+            Check("mmdebstrap", False, "is missing", "apt-get install it", required=False),
+        ),
+    )
+
+    assert doctor.doctor() == 1
+
+    said = capsys.readouterr().out
+    assert "MISSING  overlay" in said
+    assert "wanted   mmdebstrap" in said
+    assert "fix: modprobe overlay" in said
+    assert "fix: apt-get install it" in said
