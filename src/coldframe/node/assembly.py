@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from coldframe import runtimes
 from coldframe.images.base import Image
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import InvalidRequestError
 from coldframe.runtimes.base import Runtime
 
 if TYPE_CHECKING:
@@ -37,25 +37,21 @@ def assemble(
 
 
 def _make_runtime(settings: NodeSettings, node_id: str, images: ImageResolver) -> Runtime:
-    if settings.runtime == "fake":
-        from coldframe.runtimes.fake import FakeRuntime
+    made = runtimes.load(settings.runtime)
+    if settings.runtime != "native":
+        runtime: Runtime = made()
+        return runtime
+    from coldframe.images.store import ImageStore
 
-        return FakeRuntime()
-    if settings.runtime == "native":
-        from coldframe.images.store import ImageStore
-        from coldframe.runtimes.native import NativeRuntime
-
-        store = images if isinstance(images, ImageStore) else _image_store(settings)
-        return NativeRuntime(
-            node_id,
-            store.layers_directory,
-            settings.home / "nodes" / node_id,
-            storage=settings.storage,
-            workers=settings.workers,
-        )
-    raise InvalidRequestError(
-        f"runtime {settings.runtime!r} (COLDFRAME_RUNTIME) is not known: native, fake"
+    store = images if isinstance(images, ImageStore) else _image_store(settings)
+    native: Runtime = made(
+        node_id,
+        store.layers_directory,
+        settings.home / "nodes" / node_id,
+        storage=settings.storage,
+        workers=settings.workers,
     )
+    return native
 
 
 def _fake_images() -> ImageResolver:

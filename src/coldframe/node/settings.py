@@ -20,16 +20,16 @@ class NodeSettings:
     home: Path = DEFAULT_HOME
     """COLDFRAME_HOME: images, and the state of every node of this machine."""
     runtime: str = "native"
-    """COLDFRAME_RUNTIME: `native` or `fake`."""
+    """COLDFRAME_RUNTIME: `native`, `fake`, or an entry point of `coldframe.runtimes`."""
     storage: str = "auto"
     """COLDFRAME_STORAGE: where uppers live; the native runtime knows the names."""
     workers: int = 2
     """COLDFRAME_WORKERS: spawner processes."""
     max_sandboxes: int = 4096
     """COLDFRAME_MAX_SANDBOXES: alive at once; more is refused."""
-    create_slots: int = 8
+    create_slots: int = 16
     """COLDFRAME_CREATE_SLOTS: creates and destroys in progress at once; more wait their turn."""
-    exec_slots: int = 32
+    exec_slots: int = 64
     """COLDFRAME_EXEC_SLOTS: commands in their first moments at once; more wait their turn."""
     exec_hold_s: float = 0.02
     """COLDFRAME_EXEC_HOLD_S: a command gives its slot back when it ends or after this long.

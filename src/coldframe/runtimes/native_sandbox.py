@@ -27,7 +27,7 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import ExecRequest, ProcessInfo, SandboxSpec, SignalScope
-from coldframe.runtimes.base import Change, FileAccess, Gone
+from coldframe.runtimes.base import Change, FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.native_changes import changes_of
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_request import Plan, Planner, exec_error
@@ -78,6 +78,11 @@ class NativeSandbox:
     def files(self) -> FileAccess:
         """See `SandboxHandle.files`."""
         return self.parts.files
+
+    @property
+    def known_execs(self) -> int:
+        """How many commands it keeps in mind: those that run, or left something running."""
+        return len(self._execs)
 
     # --- exec -------------------------------------------------------------------------
 
@@ -264,3 +269,9 @@ class NativeSandbox:
             yield
         except (SpawnerFault, SpawnerLostError) as error:
             raise SandboxGoneError(f"sandbox {self._id!r} has ended: {what}: {error}") from error
+
+
+async def kill_init(sandbox: SandboxHandle) -> None:
+    """Kill a native sandbox's pid 1, as the OOM killer might; for checks."""
+    assert isinstance(sandbox, NativeSandbox)
+    os.kill(sandbox.parts.created.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """The contract of the runtime seam, as checks that anybody can run on their own runtime.
 
 `run_self_check(runtime, image)` needs no test framework. From a shell:
-`python -m coldframe.runtimes.self_check fake` (or `native IMAGE`).
+`python -m coldframe.runtimes.self_check fake`, or `native IMAGE`.
 
 The image needs /bin/sh and the usual small tools (busybox has them all). A check whose
 capability the runtime does not state is skipped, and the report says so.
@@ -9,14 +9,17 @@ capability the runtime does not state is skipped, and the report says so.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from coldframe.images.base import Image
+from coldframe.protocol.ids import new_node_id
 from coldframe.protocol.models import Capabilities
 from coldframe.runtimes import (
     self_check_control,
@@ -165,18 +168,32 @@ def _print_outcome(outcome: Outcome) -> None:
     sys.stdout.write(f"{outcome.status} {outcome.name} ({outcome.seconds:.2f} s){detail}\n")
 
 
-async def _main(arguments: list[str]) -> int:
-    if arguments[:1] != ["fake"] or len(arguments) != 1:
-        sys.stderr.write("usage: python -m coldframe.runtimes.self_check fake\n")
-        return 2
-    from coldframe.runtimes.fake import FakeImages, FakeRuntime, die
+def _parts(name: str, image: str, home: Path) -> tuple[Runtime, Image, EndSandbox]:
+    """A runtime of ours, an image for it, and what ends one of its sandboxes from outside."""
+    if name == "fake":
+        from coldframe.runtimes import fake
 
-    runtime = FakeRuntime()
+        return fake.FakeRuntime(), fake.FakeImages().resolve(image), fake.die
+    from coldframe.images.store import ImageStore
+    from coldframe.runtimes.native import NativeRuntime
+    from coldframe.runtimes.native_sandbox import kill_init
+
+    store = ImageStore(home / "images")
+    node_id = new_node_id()
+    runtime = NativeRuntime(node_id, store.layers_directory, home / "nodes" / node_id)
+    return runtime, store.resolve(image), kill_init
+
+
+async def _main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m coldframe.runtimes.self_check")
+    parser.add_argument("runtime", choices=["fake", "native"])
+    parser.add_argument("image", nargs="?", default="busybox", help="of the store in HOME")
+    parser.add_argument("--home", type=Path, default=Path("/var/lib/coldframe"))
+    chosen = parser.parse_args(arguments)
+    runtime, image, end = _parts(chosen.runtime, chosen.image, chosen.home)
     await runtime.start()
     try:
-        report = await run_self_check(
-            runtime, FakeImages().resolve("fake"), end_sandbox=die, progress=_print_outcome
-        )
+        report = await run_self_check(runtime, image, end_sandbox=end, progress=_print_outcome)
     finally:
         await runtime.close()
     sys.stdout.write(f"{report.summary}\n")

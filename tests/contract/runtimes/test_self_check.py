@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncIterator
 
 import pytest
 
 from coldframe.images.base import Image
 from coldframe.protocol.models import Capabilities, ExecRequest, SandboxSpec
-from coldframe.runtimes.base import SandboxHandle
 from coldframe.runtimes.fake import FakeImages, FakeRuntime, FakeSandbox, die
 from coldframe.runtimes.native import NativeRuntime
-from coldframe.runtimes.native_sandbox import NativeSandbox
+from coldframe.runtimes.native_sandbox import kill_init
 from coldframe.runtimes.self_check import CHECKS, Check, run_check, run_self_check
 from coldframe.runtimes.self_check_lab import Checks, Lab, expect
 
@@ -39,19 +36,13 @@ async def test_fake_runtime_keeps_promise(fake_runtime: FakeRuntime, check: Chec
     assert outcome.status == "passed", outcome.detail
 
 
-async def kill_pid_1(sandbox: SandboxHandle) -> None:
-    """End a native sandbox as the OOM killer might."""
-    assert isinstance(sandbox, NativeSandbox)
-    os.kill(sandbox.parts.created.pid, signal.SIGKILL)
-
-
 @pytest.mark.root
 @every_check
 async def test_native_runtime_keeps_promise(
     native_runtime: NativeRuntime, debian_image: Image, check: Check
 ) -> None:
     """On glibc, with every wall on."""
-    outcome = await run_check(check, native_runtime, debian_image, end_sandbox=kill_pid_1)
+    outcome = await run_check(check, native_runtime, debian_image, end_sandbox=kill_init)
 
     if outcome.status == "skipped":
         pytest.skip(outcome.detail)
@@ -63,7 +54,7 @@ async def test_native_runtime_keeps_every_promise_on_busybox(
     native_runtime: NativeRuntime, busybox_image: Image
 ) -> None:
     """No bash, no glibc, no python: nothing of ours may depend on the image."""
-    report = await run_self_check(native_runtime, busybox_image, end_sandbox=kill_pid_1)
+    report = await run_self_check(native_runtime, busybox_image, end_sandbox=kill_init)
 
     assert report.ok, str(report)
     assert {outcome.name for outcome in report.skipped} <= NOT_ON_NATIVE

@@ -211,8 +211,8 @@ async def test_changes_list_what_differs_from_the_image(
     await changed(
         native_node,
         sandbox,
-        "rm -r /etc; mkdir /etc; echo new > /etc/new; truncate -s 1099511627776 /hole; rm /bin/cat; "
-        "head -c 4096 /dev/zero > /a; truncate -s 4096 /b",
+        "rm -r /etc; mkdir /etc; echo new > /etc/new; truncate -s 1099511627776 /hole; "
+        "rm /bin/cat; head -c 4096 /dev/zero > /a; truncate -s 4096 /b",
     )
     changes = {change.path: change.state for change in await handle.changes()}
 

@@ -41,7 +41,7 @@ async def test_node_of_unknown_runtime_names_those_there_are(tmp_path: Path) -> 
     """And gives its lock back."""
     node = Node(NodeSettings(home=tmp_path, runtime="docker"))
 
-    with pytest.raises(InvalidRequestError, match="native, fake"):
+    with pytest.raises(InvalidRequestError, match="fake, native"):
         await node.start()
 
     assert not (tmp_path / "nodes" / node.id).exists()
