@@ -149,6 +149,7 @@ class NativeOutput:
             return
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._find())
+            self._opening.add_done_callback(_retrieve)
         await asyncio.shield(self._opening)
         self._opened = True
 
@@ -217,6 +218,12 @@ class NativeOutput:
         stop = min(total, self._spool_bytes // 2, window_bytes)
         head = read_spool(self._fds[index], self._spool_bytes, 0, stop)
         return Output.model_construct(total_bytes=total, sha256="", head=head, tail=b"")
+
+
+def _retrieve(opening: asyncio.Future[None]) -> None:
+    """Note that a failure has been seen: a reader that was cancelled will not ask for it."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def whole_window(stream: StreamEnd, window_bytes: int) -> Output:
