@@ -271,6 +271,19 @@ int cgroup_enter_v1(const struct sandbox *sandbox)
 	return 0;
 }
 
+uint64_t cgroup_tasks(const struct sandbox *sandbox)
+{
+	char path[ID_MAX + 16], text[32];
+	uint64_t count = 0;
+	ssize_t len;
+
+	snprintf(path, sizeof(path), "%s/pids.current", sandbox->id);
+	len = read_file_at(bases->pids >= 0 ? bases->pids : bases->unified, path, text, sizeof(text));
+	if (len > 0)
+		parse_number(text, &count);
+	return count;
+}
+
 uint64_t cgroup_ooms(const struct sandbox *sandbox)
 {
 	char text[512];

@@ -10,6 +10,7 @@
 #include "spawner.h"
 
 #define KILL_ROUNDS 64u
+#define REACHED_MAX 4096u
 
 /* The last number of a line such as "NSpid:\t4021\t7". */
 static pid_t last_number(const char *status, const char *key)
@@ -89,6 +90,19 @@ struct signalling {
 	unsigned reached;
 };
 
+static pid_t reached[REACHED_MAX];
+
+/* Dying takes a while, so that a later round may meet the same process again. */
+static void count(struct signalling *signalling, pid_t host_pid)
+{
+	for (unsigned i = 0; i < signalling->reached && i < REACHED_MAX; i++)
+		if (reached[i] == host_pid)
+			return;
+	if (signalling->reached < REACHED_MAX)
+		reached[signalling->reached] = host_pid;
+	signalling->reached++;
+}
+
 /* Whether the process is still of this exec: a pid read before may be another's by now. */
 static bool belongs(const struct exec *exec, pid_t host_pid)
 {
@@ -131,7 +145,7 @@ static void signal_one(pid_t host_pid, void *context)
 	if (signalling->scope == SCOPE_CHILDREN && pid == exec->pid)
 		return;
 	if (syscall(SYS_pidfd_send_signal, pidfd, signalling->signum, NULL, 0) == 0)
-		signalling->reached++;
+		count(signalling, host_pid);
 }
 
 unsigned inspect_signal(const struct exec *exec, int signum, enum scope scope)

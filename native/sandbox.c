@@ -21,6 +21,7 @@
 
 #define BUCKETS 1024u
 #define REMOVE_TRIES 600u
+#define REAP_TRIES 500u
 
 const char *const worker_steps[] = {
 	"cgroup", "limits",  "channel",	 "clone",	 "map",	    "layers",
@@ -83,6 +84,7 @@ static void answer_kill(struct sandbox *sandbox)
 	if (sandbox->kill_request)
 		answer_number(sandbox->kill_request, sandbox->killed);
 	sandbox->kill_request = 0;
+	timer_cancel(&sandbox->timer);
 }
 
 static void finish(struct sandbox *sandbox, int error)
@@ -146,12 +148,18 @@ static void after_death(struct sandbox *sandbox)
 	close_quietly(&sandbox->pidfd);
 	close_quietly(&sandbox->root);
 	sandbox->state = SANDBOX_CLEANING;
+	sandbox->tries = 0;
 	clean(sandbox);
 }
 
 static void timer_fired(struct timer *timer)
 {
-	clean(container_of(timer, struct sandbox, timer));
+	struct sandbox *sandbox = container_of(timer, struct sandbox, timer);
+
+	if (sandbox->state == SANDBOX_CLEANING)
+		clean(sandbox);
+	else
+		sandbox_kill_progress(sandbox);
 }
 
 static void read_channel(struct sandbox *sandbox);
@@ -234,7 +242,10 @@ void sandboxes_end(void)
 
 /* --- killing all but pid 1 ----------------------------------------------------------- */
 
-/* Answer once no exec that was killed is left. */
+/*
+ * Answer once no exec that was killed is left, and pid 1 has waited for the dead: until then they
+ * count against the limit of processes, and the next command could not be started.
+ */
 void sandbox_kill_progress(struct sandbox *sandbox)
 {
 	if (!sandbox->kill_request)
@@ -242,7 +253,10 @@ void sandbox_kill_progress(struct sandbox *sandbox)
 	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
 		if (exec->killed && !(exec->ended && exec->cgroup_gone))
 			return;
-	answer_kill(sandbox);
+	if (!sandbox->execs && cgroup_tasks(sandbox) > 1 && sandbox->tries++ < REAP_TRIES)
+		timer_set(&sandbox->timer, clock_ns(CLOCK_MONOTONIC) + NS_PER_MS);
+	else
+		answer_kill(sandbox);
 }
 
 void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
@@ -257,6 +271,7 @@ void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
 	}
 	sandbox->kill_request = request;
 	sandbox->killed = 0;
+	sandbox->tries = 0;
 	for (struct exec *exec = sandbox->execs, *next; exec; exec = next) {
 		char name[32];
 
@@ -338,7 +353,8 @@ static void read_channel(struct sandbox *sandbox)
 		struct report report;
 		ssize_t got = recv(sandbox->channel, &report, sizeof(report), MSG_DONTWAIT);
 
-		if (got < 0 && errno == EINTR)
+		/* Told once, if pid 1 died with something unread; what it sent comes after it. */
+		if (got < 0 && (errno == EINTR || errno == ECONNRESET))
 			continue;
 		if (got < 0 && errno == EAGAIN)
 			return;
@@ -512,7 +528,10 @@ static int send_mounts(const struct sandbox *sandbox, int root, int dev)
 	};
 
 	memcpy(CMSG_DATA(&control.header), (int[]){root, dev}, 2 * sizeof(int));
-	return sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+	if (sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+		return 0;
+	/* It has failed already; its report says at what. */
+	return errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
 }
 
 /* Each step fails by -EIO when the tests ask for it. */

@@ -216,6 +216,8 @@ int cgroup_open_init(struct sandbox *sandbox);
 int cgroup_remove(struct sandbox *sandbox);
 /* Called by a helper on itself. */
 int cgroup_enter_v1(const struct sandbox *sandbox);
+/* What the limit of processes counts: threads, and the dead that nobody waited for; 0: unknown. */
+uint64_t cgroup_tasks(const struct sandbox *sandbox);
 uint64_t cgroup_ooms(const struct sandbox *sandbox);
 /* A descriptor of the new cgroup, or -errno. */
 int cgroup_exec_create(const struct exec *exec);
