@@ -17,6 +17,8 @@ from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.schema import Failure
 
 MAX_TEXT = 4000
+SPAWNER_LOST = "spawner lost"
+"""Why a sandbox is gone whose node failed; every other reason may be the agent's doing."""
 
 
 class Phase(StrEnum):
@@ -66,6 +68,7 @@ def failure_of(
         evidence: what else is known; `sandbox_reason` says why the sandbox is gone.
     """
     side, message = side_of(error, phase), plain_text(str(error)) or type(error).__name__
+    retryable = isinstance(error, ColdframeError) and error.retryable
     code = error.code if isinstance(error, ColdframeError) else f"{side}_crashed"
     facts = {"exception": type(error).__name__, **evidence}
     if not isinstance(error, ColdframeError):
@@ -75,11 +78,13 @@ def failure_of(
         # The agent's commands used up the sandbox's own memory limit: its own doing. There is
         # nothing left to verify, so there is no reward either.
         side, code = Side.POLICY, "sandbox_out_of_memory"
+    if isinstance(error, SandboxGoneError) and cause == SPAWNER_LOST:
+        retryable = True
     return Failure(
         side=side,
         code=code,
         message=redactor.text(message)[:MAX_TEXT],
-        retryable=isinstance(error, ColdframeError) and error.retryable,
+        retryable=retryable,
         execution=error.execution.value if isinstance(error, ColdframeError) else None,
         phase=phase.value,
         evidence=redactor.json(facts),

@@ -151,6 +151,7 @@ class RunResult:
     run_id: str
     summary: dict[str, Any]
     trajectories: dict[AttemptKey, Trajectory]
+    """Without their steps: those of a large batch fit no memory, and lie in the directory."""
 
     @property
     def all_verdicts(self) -> bool:
@@ -190,7 +191,8 @@ class Batch:
             self.run_id = self.directory.begin(self.run_id, self.config.asked())
             self.lock = self.directory.lock(self._lock())
             self.directory.sweep()
-            self.results = await asyncio.to_thread(self.directory.results)
+            found = await asyncio.to_thread(self.directory.results)
+            self.results = {key: _without_steps(one) for key, one in found.items()}
             for why in self.loaded.refused.values():
                 self.progress.note(f"refused: {why}")
             interrupted = True
@@ -277,7 +279,7 @@ class Batch:
         trajectory = await attempt.run()
         self._lock_image(task, trajectory)
         await asyncio.to_thread(self.directory.save, key, trajectory)
-        self.results[key] = trajectory
+        self.results[key] = _without_steps(trajectory)
         last = self._next_attempt(task, key.sample) is None
         self.progress.attempt_ended(key, trajectory, last=last)
 
@@ -298,6 +300,10 @@ class Batch:
             refused=self.loaded.refused,
             interrupted=interrupted,
         )
+
+
+def _without_steps(trajectory: Trajectory) -> Trajectory:
+    return trajectory.model_copy(update={"steps": ()})
 
 
 def open_run(root: Path) -> tuple[dict[str, Any], dict[AttemptKey, Trajectory]]:

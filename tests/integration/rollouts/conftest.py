@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest_asyncio
 
 from coldframe.client import AsyncSandboxClient
+from coldframe.protocol.models import SandboxState
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.task import load_task
@@ -15,6 +17,20 @@ from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import BlobStore, write_trajectory
 
 RunAttempt = Callable[..., Awaitable[Trajectory]]
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Return once something of a sandbox holds: there is no event to wait for."""
+    async with asyncio.timeout(30):
+        while not await holds():  # noqa: ASYNC110 - as the docstring says
+            await asyncio.sleep(0.01)
+
+
+async def all_begun(client: AsyncSandboxClient, count: int) -> bool:
+    """Whether so many sandboxes live and their agents have made /begun."""
+    found = await client.list_sandboxes()
+    ready = [one for one in found if one.info.state is SandboxState.READY]
+    return len(ready) == count and all([await one.files.exists("/begun") for one in ready])
 
 
 @pytest_asyncio.fixture

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.protocol.errors import Side
 from coldframe.trajectories.schema import CallOutcome, Termination
 from coldframe.trajectories.store import BlobStore
 from tests.doubles.model_endpoint import Bash, Http, ModelEndpoint, Say
-from tests.integration.rollouts.conftest import RunAttempt
+from tests.integration.rollouts.conftest import RunAttempt, all_begun, until
 from tests.unit.rollouts.tasks import BASE, write_task
 
 pytestmark = pytest.mark.root
@@ -176,3 +178,20 @@ async def test_attempt_with_a_wall_limit_ends_by_the_smaller_of_both(
     assert trajectory.termination is Termination.AGENT_DEADLINE
     assert trajectory.steps[0].calls[0].outcome in {CallOutcome.INTERRUPTED, CallOutcome.RESULT}
     assert trajectory.rewards == {"reward": 0.0}
+
+
+async def test_attempt_whose_sandbox_is_deleted_is_the_environments_failure(
+    run_attempt: RunAttempt, native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """A sandbox that vanished says nothing of the policy, and its command ends at once."""
+    directory = make_task(tmp_path, solution__solve_sh="#!/bin/sh\ntouch /begun; sleep 1000\n")
+    running = asyncio.create_task(run_attempt(directory))
+    await until(lambda: all_begun(native_async_client, 1))
+    (sandbox,) = await native_async_client.list_sandboxes()
+    await sandbox.delete()
+    trajectory = await running
+
+    assert trajectory.rewards is None
+    assert trajectory.failure
+    assert (trajectory.failure.side, trajectory.failure.code) == (Side.ENVIRONMENT, "sandbox_gone")
+    assert trajectory.steps[0].calls[0].reason == "sandbox_gone"

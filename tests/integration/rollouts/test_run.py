@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from coldframe.rollouts.run import Batch, RunConfig, RunResult
 from coldframe.rollouts.task import load_task
 from coldframe.trajectories.schema import Trajectory
 from tests.doubles.model_endpoint import Bash, ModelEndpoint
+from tests.integration.rollouts.conftest import all_begun, until
 from tests.integration.rollouts.test_attempt import GRADED, make_task
 from tests.unit.rollouts.tasks import BASE, write_task
 
@@ -240,3 +243,38 @@ async def test_run_with_a_bad_dockerfile_line_fails_by_file_and_line(
     (trajectory,) = result.trajectories.values()
     assert trajectory.failure and trajectory.failure.side is Side.CALLER
     assert f"{make / 'environment' / 'Dockerfile'}:2" in trajectory.failure.message
+
+
+def worker_pids() -> list[int]:
+    """Pids of the spawner workers that this process has started."""
+    children = [
+        int(pid)
+        for thread in Path("/proc/self/task").iterdir()
+        for pid in (thread / "children").read_text().split()
+    ]
+    return [pid for pid in children if "coldframe" in str(Path(f"/proc/{pid}/exe").readlink())]
+
+
+async def test_run_whose_spawner_is_killed_recovers_every_sample(
+    native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """The node's death is nobody's reward: the samples are made again, and counted once."""
+    slow = "#!/bin/sh\ntouch /begun; sleep 0.5; touch /done\n"
+    make_task(tmp_path / "tasks", solution__solve_sh=slow)
+    running = asyncio.create_task(
+        run_batch(
+            native_async_client, tmp_path / "tasks", tmp_path / "out", samples=4, concurrency=4
+        )
+    )
+    await until(lambda: all_begun(native_async_client, 4))
+    pids = worker_pids()
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    result = await running
+
+    task = result.summary["tasks"]["one"]
+    assert (task["verdicts"], task["passes"], task["missing"]) == (4, 4, 0)
+    assert task["retries"] >= 1
+    assert set(task["failures_by_side"]) <= {"environment", "startup"}
+    assert (result.summary["complete"], result.all_verdicts) == (True, False)
