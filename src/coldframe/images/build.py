@@ -261,7 +261,7 @@ class _Builder:
             tree = work / "tree"
             tree.mkdir(mode=0o755)
             count = LayerCopy(tree, roots).copy(self.context, request)
-            self.progress(f"copied {count} entries")
+            self.progress(f"copied {count} {'entry' if count == 1 else 'entries'}")
             return self.store.add_layer(tree)
 
     def _workdir(self, image: Image, step: _Planned) -> str | None:

@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ class Layers:
         self._lock = root / "lock"
         self._held: dict[str, int] = {}
         self._guard = threading.Lock()
+        # A store that is dropped without `close` must not keep layers from being removed.
+        weakref.finalize(self, _close_all, self._held)
 
     def prepare(self, *others: Path) -> None:
         """Make the directories. The root is closed to others: layers hold set-user-id files.
@@ -207,3 +210,8 @@ class Layers:
     def _discard(self, path: Path) -> None:
         with suppress(FileNotFoundError):
             path.rename(self._tmp / f"trash-{secrets.token_hex(8)}")
+
+
+def _close_all(held: dict[str, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])

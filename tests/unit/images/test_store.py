@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -119,6 +120,17 @@ def test_remove_by_digest_drops_every_name(store: ImageStore, add: Add) -> None:
 
     assert store.remove(image.digest).names == ("x:latest", "y:latest")
     assert store.list() == ()
+
+
+def test_layers_of_a_dropped_store_are_free(store: ImageStore, add: Add) -> None:
+    """A program that opens and drops clients must neither leak descriptors nor fill the disk."""
+    layer = add(a="1")
+    store.tag("x", [layer], CONFIG)
+    store.close()
+    ImageStore(store.root).resolve("x")
+    gc.collect()
+
+    assert store.remove("x").layers == (layer,)
 
 
 def test_layers_held_by_killed_process_are_free(store: ImageStore, add: Add) -> None:
