@@ -515,6 +515,8 @@ def _sealed_program(binary: Path | None) -> tuple[int, str]:
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(content)
+        # Executable but not readable: then the kernel makes whatever runs from it undumpable.
+        os.fchmod(fd, 0o111)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)

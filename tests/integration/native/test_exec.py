@@ -1,0 +1,427 @@
+"""One command: what goes in, what comes out, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import signal
+import time
+
+import pytest
+
+from coldframe.host import wire
+from coldframe.host.spawner import SpawnerFault
+from coldframe.host.wire import Reason, Scope
+from tests.fixtures.native import Native
+
+
+async def test_exec_output_returns_streams_apart_with_digests(native: Native) -> None:
+    """The two streams are evidence of different kinds and must never be mixed."""
+    sandbox = await native.create()
+
+    end = await native.sh(sandbox, "echo out; echo err >&2; exit 7")
+
+    assert (end.stdout.data, end.stderr.data) == (b"out\n", b"err\n")
+    assert (end.signalled, end.code, end.reason) == (False, 7, Reason.EXIT)
+    assert end.stdout.sha256 == hashlib.sha256(b"out\n").digest()
+    assert end.stderr.sha256 == hashlib.sha256(b"err\n").digest()
+
+
+async def test_exec_binary_output_arrives_unchanged(native: Native) -> None:
+    """Bytes that are not UTF-8, and NULs, are the command's right."""
+    sandbox = await native.create()
+    script = r"printf '\000\377\303\n\000'"
+
+    end = await native.sh(sandbox, script)
+
+    assert end.stdout.data == b"\x00\xff\xc3\n\x00"
+
+
+async def test_exec_merge_stderr_keeps_one_stream(native: Native) -> None:
+    """A session shows both streams in the order in which they were written."""
+    sandbox = await native.create()
+
+    end = await native.sh(sandbox, "echo 1; echo 2 >&2; echo 3", merge_stderr=True)
+
+    assert (end.stdout.data, end.stderr.data) == (b"1\n2\n3\n", b"")
+
+
+async def test_exec_long_argument_and_many_variables_arrive(native: Native) -> None:
+    """128 KiB less one is the longest argument that Linux takes; harnesses send patches so."""
+    sandbox = await native.create()
+    long = b"x" * (128 * 1024 - 1)
+    env = {b"PATH": b"/bin", **{b"V%d" % i: b"w" * 50 for i in range(1000)}}
+
+    end = await native.run(
+        sandbox, "sh", "-c", "echo ${#1} $(env | grep -c ^V)", "sh", long, env=env
+    )
+
+    assert end.stdout.data == b"%d 1000\n" % len(long)
+
+
+@pytest.mark.parametrize(
+    ("argv", "changes", "stage", "error"),
+    [
+        (["/no/such"], {}, "program", "ENOENT"),
+        (["no-such"], {}, "program", "ENOENT"),
+        (["/bin"], {}, "program", "EACCES"),
+        (["/tmp/text"], {}, "program", "EACCES"),
+        (["/tmp/garbage"], {}, "program", "ENOEXEC"),
+        (["/tmp/script"], {}, "interpreter", "ENOENT"),
+        (["true"], {"cwd": "/no/such"}, "cwd", "ENOENT"),
+        (["true"], {"cwd": "/bin/true"}, "cwd", "ENOTDIR"),
+        (["true"], {"uid": 70000}, "user", "EINVAL"),
+        (["true"], {"gid": 70000}, "user", "EINVAL"),
+        (["true", b"x" * (128 * 1024)], {}, "program", "E2BIG"),
+        (["true"], {"env": {"PATH": "/nowhere:/tmp"}}, "program", "ENOENT"),
+    ],
+)
+async def test_exec_that_cannot_start_names_the_step(
+    native: Native, argv: list[str], changes: dict[str, object], stage: str, error: str
+) -> None:
+    """Not executed is another thing than executed and failed, and must never look like it."""
+    sandbox = await native.create()
+    await native.sh(
+        sandbox,
+        "echo hi >/tmp/text; echo hi >/tmp/garbage; chmod +x /tmp/garbage;"
+        "printf '#!/no/such\n' >/tmp/script; chmod +x /tmp/script",
+    )
+
+    with pytest.raises(SpawnerFault) as caught:
+        await native.run(sandbox, *argv, **changes)
+
+    assert (caught.value.stage, errno.errorcode[caught.value.errno]) == (stage, error)
+
+
+async def test_exec_searches_the_path_of_its_own_environment(native: Native) -> None:
+    """The node's PATH says nothing about the image."""
+    sandbox = await native.create()
+    await native.sh(sandbox, "mkdir /opt; printf '#!/bin/sh\necho mine\n' >/opt/x; chmod +x /opt/x")
+
+    end = await native.run(sandbox, "x", env={"PATH": "/no:/opt:/bin"})
+
+    assert end.stdout.data == b"mine\n"
+
+
+async def test_exec_as_another_user_has_its_ids_and_no_capabilities(native: Native) -> None:
+    """A task that asks for a plain user must not be graded as root."""
+    sandbox = await native.create()
+
+    end = await native.sh(
+        sandbox, "id; grep -E 'Cap(Prm|Eff)' /proc/self/status", uid=1000, gid=100, groups=[5, 7]
+    )
+
+    assert end.stdout.data is not None
+    lines = end.stdout.data.decode().splitlines()
+    assert lines[0] == "uid=1000 gid=100 groups=100,5,7" or lines[0].startswith(
+        "uid=1000 gid=100 groups="
+    )
+    assert [line.split()[1] for line in lines[1:]] == ["0" * 16] * 2
+
+
+async def test_exec_of_a_user_can_open_its_streams_by_name(native: Native) -> None:
+    """Programs log to /dev/stderr; a pipe of root's would refuse them."""
+    sandbox = await native.create()
+
+    end = await native.sh(sandbox, "echo a >/dev/stdout; echo b >/dev/stderr", uid=1000, gid=1000)
+
+    assert (end.stdout.data, end.stderr.data) == (b"a\n", b"b\n")
+
+
+async def test_exec_stdin_is_empty_unless_given(native: Native) -> None:
+    """A command that reads stdin must not hang for ever."""
+    sandbox = await native.create()
+
+    end = await native.run(sandbox, "cat")
+
+    assert (end.code, end.stdout.data) == (0, b"")
+
+
+async def test_exec_stdin_descriptor_is_read_to_its_end(native: Native) -> None:
+    """What is written to the given pipe arrives, and end of file does too."""
+    sandbox = await native.create()
+    read_end, write_end = os.pipe()
+    execution = native.start(sandbox, "cat", stdin=read_end)
+    os.close(read_end)
+    os.write(write_end, b"through\n")
+    os.close(write_end)
+
+    assert (await execution.ended).stdout.data == b"through\n"
+
+
+async def test_exec_extra_descriptor_arrives_under_its_number(native: Native) -> None:
+    """Sessions speak over a descriptor that is none of the three."""
+    sandbox = await native.create()
+    read_end, write_end = os.pipe()
+    execution = native.start(
+        sandbox, "sh", "-c", "echo x >&9; ls /proc/self/fd", extra=[(9, write_end)]
+    )
+    os.close(write_end)
+    end = await execution.ended
+
+    assert os.read(read_end, 10) == b"x\n"
+    os.close(read_end)
+    assert end.stdout.data == b"0\n1\n2\n3\n9\n"
+
+
+async def test_exec_that_leaves_a_child_ends_with_its_leader(native: Native) -> None:
+    """`server &` holds stdout; the exec must return all the same and say what it left."""
+    sandbox = await native.create()
+
+    execution = native.start(sandbox, "sh", "-c", "echo hi; sleep 100 & echo bye")
+    end = await execution.ended
+
+    assert end.stdout.data == b"hi\nbye\n"
+    assert len(end.leftovers) == 1
+    await native.wait_for_names(sandbox, b"sleep")
+    assert await native.spawner.signal(execution, signal.SIGKILL, Scope.TREE) == 1
+
+
+async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> None:
+    """A server must not block on a full pipe because nobody waits for it any more."""
+    sandbox = await native.create()
+    read_end, write_end = os.pipe()
+    execution = native.start(
+        sandbox,
+        "sh",
+        "-c",
+        "(read x; head -c 300000 /dev/zero; sleep 100) <&9 & exit 3",
+        extra=[(9, read_end)],
+    )
+    end = await execution.ended
+    spools = await native.spawner.output(execution)
+    os.close(read_end)
+
+    assert (end.code, end.stdout.total) == (3, 0)
+    os.close(spools.stderr_fd)
+    os.write(write_end, b"go\n")
+    os.close(write_end)
+    progress = await native.spawner.mark(execution)
+    while progress.stdout_total < 300000:
+        await asyncio.sleep(0.005)
+        progress = await native.spawner.mark(execution)
+    assert os.pread(spools.stdout_fd, 300001, 0) == bytes(300000)
+    os.close(spools.stdout_fd)
+
+
+async def test_exec_past_deadline_kills_daemonised_grandchildren(native: Native) -> None:
+    """A survivor would steal CPU from the next episode on this node."""
+    sandbox = await native.create()
+
+    end = await native.sh(
+        sandbox, "echo hi; setsid sh -c 'sleep 60 & sleep 61' & sleep 62", deadline_s=0.2
+    )
+
+    assert (end.reason, end.stdout.data) == (Reason.DEADLINE, b"hi\n")
+    assert [p.name for p in await native.spawner.processes(sandbox.sandbox_id)] == [b"pid1"]
+
+
+async def test_exec_past_deadline_ends_although_a_tracer_holds_its_exit(native: Native) -> None:
+    """A command of one exec may trace that of another; the deadline must hold all the same."""
+    sandbox = await native.create()
+    victim = native.start(sandbox, "sleep", "100", deadline_s=0.5, want_started=True)
+    assert victim.started is not None
+    pid = (await victim.started).pid
+    tracer = native.start(sandbox, "probe", "trace", str(pid))
+    assert (await native.spawner.watch(tracer, 0, 0)).stdout_total == len("attached\n")
+
+    end = await asyncio.wait_for(victim.ended, 5)
+
+    assert end.reason is Reason.DEADLINE
+
+
+async def test_exec_over_kill_limit_is_ended(native: Native) -> None:
+    """The one limit that ends a command for what it prints."""
+    sandbox = await native.create()
+
+    end = await native.run(sandbox, "yes", kill_bytes=1 << 20, deadline_s=30)
+
+    assert end.reason is Reason.OUTPUT_LIMIT
+    assert end.stdout.total > 1 << 20
+    end.close()
+
+
+async def test_exec_big_output_keeps_head_and_ring(native: Native) -> None:
+    """Memory and disk are bounded; digest and total are of the whole."""
+    sandbox = await native.create()
+    spool = 64 << 10
+    script = "i=0; while [ $i -lt 40000 ]; do echo line $i; i=$((i+1)); done"
+    whole = b"".join(b"line %d\n" % i for i in range(40000))
+
+    end = await native.sh(sandbox, script, spool_bytes=spool, inline_bytes=1000)
+
+    assert end.stdout.total == len(whole)
+    assert end.stdout.sha256 == hashlib.sha256(whole).digest()
+    assert end.stdout.data is None
+    assert end.stdout.spool_fd is not None
+    assert os.fstat(end.stdout.spool_fd).st_size == spool
+
+    def read(start: int, stop: int) -> bytes:
+        assert end.stdout.spool_fd is not None
+        return b"".join(
+            os.pread(end.stdout.spool_fd, size, offset)
+            for offset, size in wire.spool_pieces(spool, start, stop)
+        )
+
+    assert read(0, spool // 2) == whole[: spool // 2]
+    oldest = wire.spool_oldest(spool, len(whole))
+    assert read(oldest, len(whole)) == whole[oldest:]
+    end.close()
+
+
+async def test_watch_returns_when_output_grows(native: Native) -> None:
+    """A reader follows a command without asking again and again."""
+    sandbox = await native.create()
+    read_end, write_end = os.pipe()
+    execution = native.start(
+        sandbox, "sh", "-c", "read x; echo one; read x; echo two", stdin=read_end
+    )
+    os.close(read_end)
+    spools = await native.spawner.output(execution)
+    watched = asyncio.ensure_future(native.spawner.watch(execution, 0, 0))
+    os.write(write_end, b"\n")
+
+    progress = await watched
+    assert (progress.stdout_total, progress.ended) == (4, False)
+    assert os.pread(spools.stdout_fd, 100, 0) == b"one\n"
+    os.write(write_end, b"\n")
+    assert (await native.spawner.watch(execution, 4, 0)).stdout_total == 8
+    os.close(write_end)
+    os.close(spools.stdout_fd)
+    os.close(spools.stderr_fd)
+    end = await execution.ended
+    assert end.stdout.spool_fd is not None
+    end.close()
+
+
+@pytest.mark.parametrize(
+    ("scope", "left"),
+    [
+        (Scope.LEADER, [b"sh", b"sleep", b"sleep"]),
+        (Scope.GROUP, [b"sleep"]),
+        (Scope.TREE, []),
+        (Scope.CHILDREN, []),
+    ],
+)
+async def test_signal_scope_reaches_no_more_than_it_says(
+    native: Native, scope: Scope, left: list[bytes]
+) -> None:
+    """Stop a command without its services, or all of it: the caller chooses."""
+    sandbox = await native.create()
+    execution = native.start(
+        sandbox,
+        "sh",
+        "-c",
+        "setsid sleep 100 & sh -c 'sleep 101; true' & wait; exit 5",
+    )
+    await native.wait_for_names(sandbox, b"sh", b"sh", b"sleep", b"sleep")
+
+    assert await native.spawner.signal(execution, signal.SIGKILL, scope) > 0
+
+    end = await execution.ended
+    if scope is Scope.CHILDREN:
+        assert (end.signalled, end.code, end.reason) == (False, 5, Reason.EXIT)
+    else:
+        assert (end.signalled, end.code, end.reason) == (True, signal.SIGKILL, Reason.SIGNAL)
+    await native.wait_for_names(sandbox, *left)
+
+
+async def test_kill_all_leaves_only_pid_1(native: Native) -> None:
+    """Before grading, nothing of the harness may run; what the agent left dies with it."""
+    sandbox = await native.create()
+    running = native.start(sandbox, "sleep", "100")
+    await native.sh(sandbox, "setsid sleep 101 & true")
+
+    assert await native.spawner.kill_all(sandbox.sandbox_id) == 2
+
+    assert (await running.ended).reason is Reason.SIGNAL
+    assert [p.name for p in await native.spawner.processes(sandbox.sandbox_id)] == [b"pid1"]
+    assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
+
+
+async def test_exec_in_flight_at_destroy_ends_as_sandbox_gone_with_output(native: Native) -> None:
+    """What an episode printed is evidence, however it ended."""
+    sandbox = await native.create()
+    execution = native.start(sandbox, "sh", "-c", "echo so far; sleep 100")
+    while not (await native.spawner.watch(execution, 0, 0)).stdout_total:
+        pass
+
+    await native.spawner.destroy(sandbox.sandbox_id)
+
+    end = await execution.ended
+    assert (end.reason, end.stdout.data) == (Reason.SANDBOX_GONE, b"so far\n")
+
+
+async def test_pty_is_a_controlling_terminal_of_the_given_size(native: Native) -> None:
+    """Full-screen programs need a terminal, job control a controlling one."""
+    sandbox = await native.create()
+    execution = native.start(
+        sandbox,
+        "sh",
+        "-c",
+        "tty; stty size; read x; echo got $x; ls -l $(tty)",
+        pty=(40, 120),
+        want_started=True,
+        uid=1000,
+        gid=1000,
+    )
+    assert execution.started is not None
+    started = await execution.started
+    assert started.pty_fd is not None
+    os.write(started.pty_fd, b"typed\n")
+    end = await execution.ended
+    os.close(started.pty_fd)
+
+    assert end.stdout.data is not None
+    assert b"/dev/pts/0\r\n" in end.stdout.data
+    assert b"40 120\r\n" in end.stdout.data
+    assert b"got typed\r\n" in end.stdout.data
+    assert b"crw--w----    1 1000     5 " in end.stdout.data
+
+
+async def test_concurrent_sleeps_run_side_by_side(native: Native) -> None:
+    """Eight commands in one sandbox must not queue behind each other."""
+    sandbox = await native.create()
+
+    ends = await asyncio.gather(*(native.run(sandbox, "sleep", "0.3") for _ in range(8)))
+
+    assert {end.code for end in ends} == {0}
+    assert max(end.started_ns for end in ends) < min(end.ended_ns for end in ends)
+
+
+async def test_started_tells_both_pids(native: Native) -> None:
+    """The node names processes by the pid that the sandbox sees."""
+    sandbox = await native.create()
+    execution = native.start(sandbox, "sh", "-c", "echo $$; sleep 0.1", want_started=True)
+    assert execution.started is not None
+    started = await execution.started
+    end = await execution.ended
+
+    assert end.stdout.data == b"%d\n" % started.pid
+    assert started.host_pid > 1
+
+
+async def test_exec_resources_are_those_of_the_command(native: Native) -> None:
+    """Cost of an episode is part of its record."""
+    sandbox = await native.create()
+    began = time.time_ns()
+
+    end = await native.sh(sandbox, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+
+    assert end.user_us > 10_000
+    assert end.memory_peak_bytes > 100_000
+    assert began <= end.started_ns < end.ended_ns <= time.time_ns()
+    assert end.duration_ns >= end.user_us * 1000
+
+
+async def test_orphans_are_reaped_by_pid_1(native: Native) -> None:
+    """Zombies would fill the limit on processes."""
+    sandbox = await native.create(pids=50)
+
+    for _ in range(5):
+        end = await native.sh(sandbox, "for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0 &) ; done")
+        assert end.code == 0
+
+    await native.wait_for_names(sandbox)
