@@ -109,6 +109,7 @@ class Execs:
             operation.dispatched = True
             running = await handle.start_exec(operation.request, operation.id)
             operation.running = running
+            operation.began_at = time.time()
             operation.started.set_result(None)
             result = await running.wait()
         except asyncio.CancelledError:
@@ -143,16 +144,16 @@ class Execs:
                 execution=Execution.UNKNOWN if operation.dispatched else Execution.NOT_EXECUTED,
             )
         window = operation.request.window_bytes
-        now = time.time()
+        began, now = operation.began_at, time.time()
         return ExecResult(
             operation_id=operation.id,
             sandbox_id=sandbox.id,
             reason=Reason.SANDBOX_GONE,
             out=await _what_is_there(running, "stdout", window),
             err=await _what_is_there(running, "stderr", window),
-            started_at=now,
+            started_at=began,
             ended_at=now,
-            duration_s=0.0,
+            duration_s=max(0.0, now - began),
             request=operation.request,
         )
 
@@ -254,9 +255,11 @@ class Execs:
             await asyncio.shield(operation.task)
 
     async def _reach(self, operation_id: str) -> RunningExec | None:
-        """The command if the runtime still knows it."""
+        """The command if anything of it still runs."""
         operation = self._operations.get(operation_id)
         await self.until_started(operation)
+        if operation.task.done() and operation_id not in operation.sandbox.lingering:
+            return None
         return operation.running
 
     async def write_stdin(self, operation_id: str, data: bytes) -> None:

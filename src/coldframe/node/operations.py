@@ -57,6 +57,8 @@ class ExecOperation:
     task: asyncio.Task[ExecResult] = field(init=False)
     running: RunningExec | None = None
     """Kept after the end while there is more to read than the result holds."""
+    began_at: float = 0.0
+    """Unix seconds at which the runtime had started it."""
     dispatched: bool = False
     """Whether the runtime was asked to start it."""
     abandoned: bool = False

@@ -234,6 +234,7 @@ class FakeExec:
         self._loop.remove_reader(self._status.fileno())
         self._status.close()
         self._gone.set()
+        self._close_stdin()
         if not self._started.done():
             self._started.set_result((0, errno.EIO))
         elif self._leader is not None and self._reason is None:
@@ -272,8 +273,6 @@ class FakeExec:
         self._drain_now()
         if not self._finished.done():
             self._finished.set_result(self._result(status, usage))
-        if self._stdin is not None and not self.processes():
-            self._close_stdin()
 
     def _result(self, status: int | None, usage: tuple[int, int, int] | None) -> ExecResult:
         reason, code, signum = self._reason, None, None
@@ -409,7 +408,8 @@ class FakeExec:
             await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
-            self._loop.remove_writer(fd)
+            if self._stdin == fd:
+                self._loop.remove_writer(fd)
 
     async def close_stdin(self) -> None:
         """See `RunningExec.close_stdin`."""
@@ -425,6 +425,7 @@ class FakeExec:
     def _close_stdin(self) -> None:
         fd, self._stdin = self._stdin, None
         if fd is not None:
+            self._loop.remove_writer(fd)
             os.close(fd)
 
     def processes(self) -> tuple[ProcessInfo, ...]:

@@ -123,6 +123,23 @@ async def test_spawner_killed_amid_execs_leaves_nothing(
     assert (await native_node.exec(again.id, ExecRequest(argv=("true",)))).ok
 
 
+async def test_output_outlives_its_sandbox_on_native(native_node: Node, spec: SandboxSpec) -> None:
+    """More than the result holds can still be read, and the questions have answers."""
+    sandbox = await native_node.create_sandbox(spec)
+    command = "seq 1 200000; (sleep 60 &)"
+    result = await native_node.exec(sandbox.id, ExecRequest(command=command, window_bytes=100))
+    whole = b"".join(b"%d\n" % number for number in range(1, 200_001))
+    assert result.out.total_bytes == len(whole)
+
+    await native_node.delete(sandbox.id)
+
+    chunk = await native_node.read_output(result.operation_id, "stdout", 500_000, 1000)
+    assert chunk.data == whole[500_000 : 500_000 + len(chunk.data)] != b""
+    assert await native_node.signal(result.operation_id, signal.SIGTERM) == 0
+    assert await native_node.mark(result.operation_id) == (len(whole), 0)
+    await native_node.forget(result.operation_id)
+
+
 async def test_lease_on_native_is_enforced(native_node: Node, spec: SandboxSpec) -> None:
     """With a command in it."""
     sandbox = await native_node.create_sandbox(spec.model_copy(update={"ttl_s": 0.3}))

@@ -431,6 +431,23 @@ async def test_background_exec_is_controlled_by_its_id(node: Node) -> None:
     assert b"40 132" in (await node.wait_exec(terminal)).stdout
 
 
+async def test_control_of_exec_in_ended_sandbox_says_that_it_ended(node: Node) -> None:
+    """Its sandbox is gone, but the questions have answers."""
+    sandbox = await node.create_sandbox(SPEC)
+    command = "seq 1 100000; sleep 60 &"
+    request = ExecRequest(command=command, window_bytes=100, stdin_open=True)
+    result = await node.exec(sandbox.id, request)
+    await node.delete(sandbox.id)
+
+    assert await node.signal(result.operation_id, signal.SIGTERM, SignalScope.TREE) == 0
+    assert await node.mark(result.operation_id) == (result.out.total_bytes, 0)
+    assert len((await node.read_output(result.operation_id, "stdout", 1000, 77)).data) == 77
+    await node.close_stdin(result.operation_id)
+    with pytest.raises(BrokenPipeError):
+        await node.write_stdin(result.operation_id, b"x")
+    await node.forget(result.operation_id)
+
+
 async def test_leftovers_of_ended_exec_are_still_reached(node: Node) -> None:
     """Their output goes on, a signal finds them, and forget drops only output."""
     sandbox = await node.create_sandbox(SPEC)
@@ -493,6 +510,9 @@ async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
 
     await round_trip()
     before = await round_trip()
+    terminal = ExecRequest(command="sleep 60 &", pty=PtySize(), stdin_open=True)
+    await node.exec(sandbox.id, terminal)
+    await node.exec(sandbox.id, request.model_copy(update={"stdin_open": True}))
 
     async def back_to_before() -> bool:
         return await round_trip() <= before
