@@ -1,0 +1,1 @@
+"""Tasks in, attempts made and graded, trajectories and a table of results out."""

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import platform
 import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Harness, Limits, ModelSettings, Outcome, Solution
-from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
@@ -29,27 +25,18 @@ from coldframe.protocol.errors import (
     VerifierDeadlineError,
 )
 from coldframe.protocol.models import MIB, Fingerprint
-from coldframe.rollouts import verifier as grading
+from coldframe.rollouts import record
 from coldframe.rollouts.attribution import Phase, failure_of
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.task import Task
 from coldframe.rollouts.verifier import Verifier
-from coldframe.trajectories.recorder import Recorder, totals
-from coldframe.trajectories.redaction import Redactor, redact_url, secret_values
+from coldframe.trajectories.recorder import Recorder
+from coldframe.trajectories.redaction import Redactor, secret_values
 from coldframe.trajectories.schema import (
     Failure,
-    FileDiff,
-    HarnessIdentity,
-    Identity,
     ImageIdentity,
-    ModelIdentity,
-    PolicyFailure,
-    TaskIdentity,
     Termination,
-    Times,
     Trajectory,
-    VerifierIdentity,
-    Versions,
 )
 from coldframe.trajectories.store import BlobStore
 
@@ -62,13 +49,6 @@ DELETE_S = 120.0
 FINGERPRINT_S = 60.0
 GRADING_SLACK_S = 300.0
 """For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
-_POLICY_ENDINGS = {
-    Termination.AGENT_DEADLINE,
-    Termination.STEP_LIMIT,
-    Termination.TOKEN_LIMIT,
-    Termination.CONTEXT_LIMIT,
-    Termination.PARSE_FAILURES,
-}
 LEFT_PLACES = ("/logs/agent", "/logs/artifacts")
 
 
@@ -118,7 +98,7 @@ class Attempt:
         expected_image: str | None = None,
     ) -> None:
         self.client, self.images, self.task, self.settings = client, images, task, settings
-        self.sample, self.attempt, self.queue_s = sample, attempt, queue_s
+        self.sample, self.number, self.queue_s = sample, attempt, queue_s
         self.expected_image = expected_image
         self.redactor = Redactor(_secrets(task, settings))
         self.recorder = Recorder(blobs, self.redactor)
@@ -149,7 +129,7 @@ class Attempt:
         except Exception as error:  # noqa: BLE001 - one attempt's crash is that attempt's failure
             self.failure = failure_of(error, self.phase, self.redactor, self._evidence())
         self.recorder.close()
-        return self._trajectory(started_at)
+        return record.trajectory(self, started_at)
 
     async def _phases(self) -> None:
         with self.clock.measure("image"):
@@ -184,7 +164,7 @@ class Attempt:
             "coldframe.run": self.settings.run_id,
             "coldframe.task": task.key,
             "coldframe.sample": str(self.sample),
-            "coldframe.attempt": str(self.attempt),
+            "coldframe.attempt": str(self.number),
         }
         limits: dict[str, Any] = {}
         if spec.cpus is not None:
@@ -198,13 +178,14 @@ class Attempt:
             env=spec.env or None,
             workdir=spec.workdir,
             labels=labels,
-            ttl_s=self._agent_s() + task.verifier_timeout_s + LEASE_SLACK_S,
+            ttl_s=self.agent_s() + task.verifier_timeout_s + LEASE_SLACK_S,
             **limits,
         )
         self.sandbox = sandbox
         return sandbox
 
-    def _agent_s(self) -> float:
+    def agent_s(self) -> float:
+        """Return the agent's time: the smaller of the task's and the caller's."""
         return min(self.settings.limits.wall_s, self.task.agent_timeout_s or float("inf"))
 
     async def _set_up(self, sandbox: AsyncSandbox) -> None:
@@ -226,7 +207,7 @@ class Attempt:
 
     async def _act(self, sandbox: AsyncSandbox) -> Outcome:
         """Run the harness until it is done or its time is over."""
-        limit = self._agent_s()
+        limit = self.agent_s()
         episode = Episode(
             sandbox=sandbox,
             instruction=self.task.instruction,
@@ -312,161 +293,6 @@ class Attempt:
             evidence["sandbox_reason"] = self.sandbox.info.reason
         return evidence
 
-    # --- the record -------------------------------------------------------------------
-
-    def _trajectory(self, started_at: float) -> Trajectory:
-        steps = self.recorder.steps
-        termination = self.outcome.termination
-        policy = None
-        if termination in _POLICY_ENDINGS:
-            policy = PolicyFailure(code=termination.value, message=self.outcome.message)
-        if self.task.environment.network_declared is None:
-            self.warnings.append(
-                "the task declares no network_mode: it ran without network (Harbor would give it "
-                "public network)"
-            )
-        return Trajectory(
-            identity=self._identity(),
-            started_at=started_at,
-            ended_at=time.time(),
-            steps=steps,
-            termination=termination,
-            policy_failure=policy,
-            verification=None if self.verifier is None else self.verifier.record(),
-            rewards=None if self.failure else self.rewards,
-            failure=self.failure,
-            final_state=self.final,
-            file_diff=self._file_diff(),
-            times=self._times(),
-            totals=totals(steps),
-            warnings=tuple(self.warnings),
-            unknown=self._unknown(),
-        )
-
-    def _file_diff(self) -> FileDiff | None:
-        before, after = self.initial, self.final
-        if before is None or after is None:
-            return None
-        changed = before.files != after.files
-        return FileDiff(
-            before=before.files, after=after.files, changed=changed, excluded=after.excluded
-        )
-
-    def _times(self) -> Times:
-        spent = self.clock.seconds
-        known = {
-            "create_s": spent.get("create", 0.0),
-            "model_s": sum(step.model_s for step in self.recorder.steps),
-            "exec_s": sum(call.exec_s for step in self.recorder.steps for call in step.calls),
-            "verify_s": spent.get("verify", 0.0),
-            "delete_s": spent.get("delete", 0.0),
-        }
-        total = spent.get("total", 0.0)
-        return Times(
-            queue_s=self.queue_s,
-            image_s=spent.get("image", 0.0),
-            other_s=max(total - sum(known.values()), 0.0),
-            total_s=total,
-            **known,
-        )
-
-    def _identity(self) -> Identity:
-        task, settings = self.task, self.settings
-        seed = None if settings.seed is None else settings.seed + self.sample
-        return Identity(
-            run_id=settings.run_id,
-            task=TaskIdentity(
-                key=task.key,
-                name=task.name,
-                digest=task.digest,
-                schema_version=task.schema_version,
-                source=task.source,
-                repository_commit=task.repository_commit,
-                network_declared=task.environment.network_declared,
-            ),
-            sample=self.sample,
-            attempt=self.attempt,
-            trace_id=self.trace_id,
-            seed=seed,
-            sandbox_id=None if self.sandbox is None else self.sandbox.id,
-            image=self.image,
-            initial_state=self.initial,
-            model=self._model(),
-            harness=HarnessIdentity(
-                name=self.harness.name,
-                version=self.harness.version,
-                settings=self._harness_settings(),
-                tool_schemas=tuple(self.recorder.tool_schemas),
-                prompt=tuple(self.recorder.prompt),
-            ),
-            verifier=VerifierIdentity(
-                name=grading.NAME, version=grading.VERSION, digest=task.tests_digest
-            ),
-            versions=self._versions(),
-        )
-
-    def _harness_settings(self) -> dict[str, Any]:
-        limits = self.settings.limits
-        chosen = {**self.harness.settings(), "limits": {**vars(limits), "wall_s": self._agent_s()}}
-        return chosen if self.settings.wrong is None else {**chosen, "wrong": self.settings.wrong}
-
-    def _model(self) -> ModelIdentity | None:
-        model = self.settings.model
-        if model is None or not self.harness.needs_model:
-            return None
-        return ModelIdentity(
-            name=model.name,
-            base_url=redact_url(model.base_url),
-            reported_name=self.recorder.reported_model,
-            policy_version=model.policy_version,
-            tokenizer=model.tokenizer,
-            renderer=model.renderer,
-            sampling=model.sampling(),
-        )
-
-    def _versions(self) -> Versions:
-        protocol = self.details.get("spawner_protocol")
-        binary = self.details.get("injected_binary_sha256")
-        return Versions(
-            client=package_version(),
-            protocol=PROTOCOL_VERSION,
-            spawner_protocol=protocol if isinstance(protocol, int) else None,
-            node=self.node,
-            injected_binary_sha256=binary if isinstance(binary, str) else None,
-            runtime=self.runtime,
-            python=platform.python_version(),
-            kernel=os.uname().release,
-        )
-
-    def _unknown(self) -> dict[str, str]:
-        """Return every field of the design's list that this record does not know, and why."""
-        unknown = {
-            "steps[].calls[].file_diff": "no listing is taken between commands; see file_diff",
-            "steps[].usage.prompt_token_ids": "the chat API gives no token ids",
-            **self.unknown,
-        }
-        identity = self._identity()
-        for name, value, why in (
-            ("identity.task.repository_commit", identity.task.repository_commit, "no repository"),
-            ("identity.seed", identity.seed, "no seed was asked for"),
-            ("identity.image", identity.image, "no sandbox was made"),
-            ("identity.initial_state", identity.initial_state, "no sandbox was ready"),
-            ("final_state", self.final, "the agent's time did not end with a live sandbox"),
-            ("identity.versions.spawner_protocol", identity.versions.spawner_protocol, "not told"),
-            (
-                "identity.versions.injected_binary_sha256",
-                identity.versions.injected_binary_sha256,
-                "the runtime does not tell",
-            ),
-        ):
-            if value is None:
-                unknown.setdefault(name, why)
-        if identity.model is not None:
-            for name in ("reported_name", "policy_version", "tokenizer", "renderer"):
-                if getattr(identity.model, name) is None:
-                    unknown[f"identity.model.{name}"] = "not told"
-        return unknown
-
 
 def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
     known = set(task.secrets)
@@ -475,11 +301,3 @@ def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
     if settings.model is not None and settings.model.api_key:
         known.add(settings.model.api_key)
     return known
-
-
-def package_version() -> str:
-    """Return Coldframe's version, or `unknown` from a bare source tree."""
-    try:
-        return version("coldframe")
-    except PackageNotFoundError:
-        return "unknown"

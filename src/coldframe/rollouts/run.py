@@ -20,10 +20,11 @@ from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.errors import InvalidRequestError, RunError, TaskError
 from coldframe.rollouts import verifier as grading
-from coldframe.rollouts.attempt import Attempt, AttemptSettings, package_version
+from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.attribution import may_retry
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
 from coldframe.rollouts.task import Task, find_tasks, load_task
 from coldframe.trajectories.redaction import redact_url

@@ -56,12 +56,10 @@ class Verifier:
     task: Task
     recorder: Recorder
     _facts: dict[str, Any] = field(default_factory=lambda: {"killed": ()})
-    _begun: float | None = None
 
     def record(self) -> Verification:
         """Return what happened so far."""
-        duration = None if self._begun is None else time.monotonic() - self._begun
-        return Verification(full_kill=self.task.full_kill, duration_s=duration, **self._facts)
+        return Verification(full_kill=self.task.full_kill, **self._facts)
 
     async def end_agent(self, running: set[str]) -> None:
         """Kill what belongs to the harness, or everything; list what lives on.
@@ -69,7 +67,6 @@ class Verifier:
         Args:
             running: operations of the harness that have not ended.
         """
-        self._begun = self._begun or time.monotonic()
         killed: list[ProcessInfo] = []
         for operation_id in sorted(running):
             killed += await self.sandbox.kill_processes(operation_id)
@@ -87,7 +84,13 @@ class Verifier:
             VerifierNotExecutedError: there is no verdict, and no reward.
             SandboxGoneError and other ColdframeErrors: the platform failed.
         """
-        self._begun = self._begun or time.monotonic()
+        begun = time.monotonic()
+        try:
+            return await self._graded()
+        finally:
+            self._facts["duration_s"] = time.monotonic() - begun
+
+    async def _graded(self) -> dict[str, float]:
         await self._clear()
         await self.sandbox.files.tar_up(TESTS, pack(self.task.tests), owner=ROOT)
         result = await self._run_or_alone()

@@ -212,3 +212,16 @@ def test_trajectory_of_a_command_line_run_has_all_its_blobs(tmp_path: Path) -> N
     assert read_trajectory(path, RunDirectory(out).blobs, verify_blobs=True).rewards == {
         "reward": 1.0
     }
+
+
+def test_rollout_show_of_hostile_output_does_not_drive_the_terminal(tmp_path: Path) -> None:
+    """An agent's output is looked at by people whose terminals obey escape sequences."""
+    out = tmp_path / "out"
+    task = make_task(tmp_path, solution__solve_sh="#!/bin/sh\nprintf '\\033]0;owned\\007text\\n'\n")
+    coldframe("rollout", "run", task, "--harness", "oracle", "--out", out)
+
+    shown = coldframe("rollout", "show", out, "--attempt", "one.0.0")
+
+    assert "owned" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "\x07" not in shown.stdout

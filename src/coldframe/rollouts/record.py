@@ -1,0 +1,208 @@
+"""The record of an attempt: who it was, what happened, and what is not known of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from coldframe.protocol import PROTOCOL_VERSION
+from coldframe.rollouts import verifier as grading
+from coldframe.trajectories.recorder import totals
+from coldframe.trajectories.redaction import redact_url
+from coldframe.trajectories.schema import (
+    FileDiff,
+    HarnessIdentity,
+    Identity,
+    ModelIdentity,
+    PolicyFailure,
+    TaskIdentity,
+    Termination,
+    Times,
+    Trajectory,
+    VerifierIdentity,
+    Versions,
+)
+
+if TYPE_CHECKING:
+    from coldframe.rollouts.attempt import Attempt
+
+_POLICY_ENDINGS = {
+    Termination.AGENT_DEADLINE,
+    Termination.STEP_LIMIT,
+    Termination.TOKEN_LIMIT,
+    Termination.CONTEXT_LIMIT,
+    Termination.PARSE_FAILURES,
+}
+
+
+def trajectory(attempt: Attempt, started_at: float) -> Trajectory:
+    """Return the record of an attempt that has ended."""
+    steps = attempt.recorder.steps
+    termination = attempt.outcome.termination
+    policy = None
+    if termination in _POLICY_ENDINGS:
+        policy = PolicyFailure(code=termination.value, message=attempt.outcome.message)
+    if attempt.task.environment.network_declared is None:
+        attempt.warnings.append(
+            "the task declares no network_mode: it ran without network (Harbor would give it "
+            "public network)"
+        )
+    return Trajectory(
+        identity=_identity(attempt),
+        started_at=started_at,
+        ended_at=time.time(),
+        steps=steps,
+        termination=termination,
+        policy_failure=policy,
+        verification=None if attempt.verifier is None else attempt.verifier.record(),
+        rewards=None if attempt.failure else attempt.rewards,
+        failure=attempt.failure,
+        final_state=attempt.final,
+        file_diff=_file_diff(attempt),
+        times=_times(attempt),
+        totals=totals(steps),
+        warnings=tuple(attempt.warnings),
+        unknown=_unknown(attempt),
+    )
+
+
+def _file_diff(attempt: Attempt) -> FileDiff | None:
+    before, after = attempt.initial, attempt.final
+    if before is None or after is None:
+        return None
+    changed = before.files != after.files
+    return FileDiff(
+        before=before.files, after=after.files, changed=changed, excluded=after.excluded
+    )
+
+
+def _times(attempt: Attempt) -> Times:
+    spent = attempt.clock.seconds
+    known = {
+        "create_s": spent.get("create", 0.0),
+        "model_s": sum(step.model_s for step in attempt.recorder.steps),
+        "exec_s": sum(call.exec_s for step in attempt.recorder.steps for call in step.calls),
+        "verify_s": spent.get("verify", 0.0),
+        "delete_s": spent.get("delete", 0.0),
+    }
+    total = spent.get("total", 0.0)
+    return Times(
+        queue_s=attempt.queue_s,
+        image_s=spent.get("image", 0.0),
+        other_s=max(total - sum(known.values()), 0.0),
+        total_s=total,
+        **known,
+    )
+
+
+def _identity(attempt: Attempt) -> Identity:
+    task, settings = attempt.task, attempt.settings
+    seed = None if settings.seed is None else settings.seed + attempt.sample
+    return Identity(
+        run_id=settings.run_id,
+        task=TaskIdentity(
+            key=task.key,
+            name=task.name,
+            digest=task.digest,
+            schema_version=task.schema_version,
+            source=task.source,
+            repository_commit=task.repository_commit,
+            network_declared=task.environment.network_declared,
+        ),
+        sample=attempt.sample,
+        attempt=attempt.number,
+        trace_id=attempt.trace_id,
+        seed=seed,
+        sandbox_id=None if attempt.sandbox is None else attempt.sandbox.id,
+        image=attempt.image,
+        initial_state=attempt.initial,
+        model=_model(attempt),
+        harness=HarnessIdentity(
+            name=attempt.harness.name,
+            version=attempt.harness.version,
+            settings=_harness_settings(attempt),
+            tool_schemas=tuple(attempt.recorder.tool_schemas),
+            prompt=tuple(attempt.recorder.prompt),
+        ),
+        verifier=VerifierIdentity(
+            name=grading.NAME, version=grading.VERSION, digest=task.tests_digest
+        ),
+        versions=_versions(attempt),
+    )
+
+
+def _harness_settings(attempt: Attempt) -> dict[str, Any]:
+    limits = attempt.settings.limits
+    chosen = {**attempt.harness.settings(), "limits": {**vars(limits), "wall_s": attempt.agent_s()}}
+    return chosen if attempt.settings.wrong is None else {**chosen, "wrong": attempt.settings.wrong}
+
+
+def _model(attempt: Attempt) -> ModelIdentity | None:
+    model = attempt.settings.model
+    if model is None or not attempt.harness.needs_model:
+        return None
+    return ModelIdentity(
+        name=model.name,
+        base_url=redact_url(model.base_url),
+        reported_name=attempt.recorder.reported_model,
+        policy_version=model.policy_version,
+        tokenizer=model.tokenizer,
+        renderer=model.renderer,
+        sampling=model.sampling(),
+    )
+
+
+def _versions(attempt: Attempt) -> Versions:
+    protocol = attempt.details.get("spawner_protocol")
+    binary = attempt.details.get("injected_binary_sha256")
+    return Versions(
+        client=package_version(),
+        protocol=PROTOCOL_VERSION,
+        spawner_protocol=protocol if isinstance(protocol, int) else None,
+        node=attempt.node,
+        injected_binary_sha256=binary if isinstance(binary, str) else None,
+        runtime=attempt.runtime,
+        python=platform.python_version(),
+        kernel=os.uname().release,
+    )
+
+
+def _unknown(attempt: Attempt) -> dict[str, str]:
+    """Return every field of the design's list that this record does not know, and why."""
+    unknown = {
+        "steps[].calls[].file_diff": "no listing is taken between commands; see file_diff",
+        "steps[].usage.prompt_token_ids": "the chat API gives no token ids",
+        **attempt.unknown,
+    }
+    identity = _identity(attempt)
+    for name, value, why in (
+        ("identity.task.repository_commit", identity.task.repository_commit, "no repository"),
+        ("identity.seed", identity.seed, "no seed was asked for"),
+        ("identity.image", identity.image, "no sandbox was made"),
+        ("identity.initial_state", identity.initial_state, "no sandbox was ready"),
+        ("final_state", attempt.final, "the agent's time did not end with a live sandbox"),
+        ("identity.versions.spawner_protocol", identity.versions.spawner_protocol, "not told"),
+        (
+            "identity.versions.injected_binary_sha256",
+            identity.versions.injected_binary_sha256,
+            "the runtime does not tell",
+        ),
+    ):
+        if value is None:
+            unknown.setdefault(name, why)
+    if identity.model is not None:
+        for name in ("reported_name", "policy_version", "tokenizer", "renderer"):
+            if getattr(identity.model, name) is None:
+                unknown[f"identity.model.{name}"] = "not told"
+    return unknown
+
+
+def package_version() -> str:
+    """Return Coldframe's version, or `unknown` from a bare source tree."""
+    try:
+        return version("coldframe")
+    except PackageNotFoundError:
+        return "unknown"
