@@ -21,6 +21,7 @@
 
 #define BUCKETS 1024u
 #define DEVPTS_MAGIC 0x1cd1
+#define DEATH_TRIES 200u
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
@@ -237,11 +238,11 @@ static void keep_leftovers(struct exec *exec)
 		  clock_ns(CLOCK_MONOTONIC) + (exec->watch < 0 ? 100 : 20) * NS_PER_MS);
 }
 
-void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
+static void conclude(struct exec *exec)
 {
 	uint64_t now_ooms = cgroup_ooms(exec->sandbox);
 	uint64_t ooms = now_ooms - exec->ooms_before;
-	struct usage used = *usage;
+	struct usage used = exec->usage;
 
 	exec->sandbox->ooms_seen = now_ooms;
 	timer_cancel(&exec->timer);
@@ -251,7 +252,7 @@ void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
 	exec->ended = true;
 	exec->cgroup_gone = cgroup_exec_remove(exec) == 0;
 	exec->tries = 0;
-	answer_end(exec, status, why(exec, status, ooms), ooms, &used);
+	answer_end(exec, exec->status, why(exec, exec->status, ooms), ooms, &used);
 	tell_watchers(exec);
 	if (exec->cgroup_gone) {
 		struct sandbox *sandbox = exec->sandbox;
@@ -263,17 +264,40 @@ void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
 	}
 }
 
+/* A whole tree that was killed ends with the last of it, not with the leader. */
+static void conclude_when_dead(struct exec *exec)
+{
+	if (exec->killed && exec->tries++ < DEATH_TRIES && cgroup_exec_populated(exec))
+		timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) +
+						(exec->tries < 20 ? 1 : 20) * NS_PER_MS);
+	else
+		conclude(exec);
+}
+
+void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
+{
+	exec->leader_gone = true;
+	exec->pid = 0; /* another's from now on */
+	exec->status = status;
+	exec->usage = *usage;
+	exec->tries = 0;
+	conclude_when_dead(exec);
+}
+
 void exec_sandbox_gone(struct exec *exec)
 {
 	static const struct usage unknown;
+	uint64_t ooms = cgroup_ooms(exec->sandbox) - exec->ooms_before;
 
 	if (!exec->ended) {
 		stream_drain(&exec->out);
 		stream_drain(&exec->err);
 		exec->ended = true;
 		exec->cgroup_gone = true; /* no process is left; it goes with the sandbox's */
-		answer_end(exec, SIGKILL, REASON_SANDBOX_GONE,
-			   cgroup_ooms(exec->sandbox) - exec->ooms_before, &unknown);
+		if (exec->leader_gone)
+			answer_end(exec, exec->status, why(exec, exec->status, ooms), ooms, &exec->usage);
+		else
+			answer_end(exec, SIGKILL, REASON_SANDBOX_GONE, ooms, &unknown);
 	}
 	forget(exec);
 }
@@ -329,6 +353,8 @@ static void timer_fired(struct timer *timer)
 
 	if (exec->ended)
 		exec_check_cgroup(exec);
+	else if (exec->leader_gone)
+		conclude_when_dead(exec);
 	else if (exec->killed)
 		check_killed(exec);
 	else

@@ -83,10 +83,13 @@ blocks_sha_ni(uint32_t state[8], const uint8_t *data, size_t count)
 		const __m128i *in = (const __m128i *)(const void *)data;
 		const __m128i old_abef = abef;
 		const __m128i old_cdgh = cdgh;
-		__m128i w[4];
+		__m128i w[4] = {
+			_mm_shuffle_epi8(_mm_loadu_si128(in), swap),
+			_mm_shuffle_epi8(_mm_loadu_si128(in + 1), swap),
+			_mm_shuffle_epi8(_mm_loadu_si128(in + 2), swap),
+			_mm_shuffle_epi8(_mm_loadu_si128(in + 3), swap),
+		};
 
-		for (int i = 0; i < 4; i++)
-			w[i] = _mm_shuffle_epi8(_mm_loadu_si128(in + i), swap);
 #pragma GCC unroll 16
 		for (int i = 0; i < 16; i++) {
 			__m128i words = _mm_add_epi32(w[i & 3], _mm_load_si128(constants + i));

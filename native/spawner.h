@@ -127,11 +127,14 @@ struct exec {
 	uint64_t request;
 	pid_t pid; /* of the leader, in the sandbox */
 	bool listed;
-	bool ended;
+	bool leader_gone; /* its status and usage are known */
+	bool ended; /* and the node has been told */
 	bool killed; /* by us: its SIGKILL is no sign of the OOM killer */
 	bool cgroup_gone;
 	bool forgotten; /* by the node: its output is kept no more */
 	enum reason cause; /* of our kill */
+	int status;
+	struct usage usage;
 	int watch; /* inotify descriptor of its cgroup's events, or -1 */
 	uint64_t spool_bytes;
 	uint64_t inline_bytes;

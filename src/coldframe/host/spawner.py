@@ -125,6 +125,7 @@ class Spawner:
             CapabilityError: there is no native program, or the kernel refuses what it needs.
         """
         program, self.program_sha256 = _sealed_program(self._config.binary)
+        init, _ = _sealed_program(self._config.init_binary or self._config.binary)
         directories = [
             os.open(path, os.O_DIRECTORY | os.O_CLOEXEC)
             for path in (self._config.layers, self._config.spool)
@@ -133,12 +134,12 @@ class Spawner:
             for _ in range(self._config.workers):
                 self._workers.append(self._launch(program))
             for worker in self._workers:
-                await self._greet(worker, program, directories)
+                await self._greet(worker, init, directories)
         except BaseException:
             await self.close()
             raise
         finally:
-            close_all([program, *directories])
+            close_all([program, init, *directories])
 
     async def close(self) -> None:
         """End every worker, and with it (in process) every sandbox; wait until they have gone."""
@@ -324,7 +325,7 @@ class Spawner:
         worker = _Worker(process, Link(ours, on_event, on_lost))
         return worker
 
-    async def _greet(self, worker: _Worker, program: int, directories: Sequence[int]) -> None:
+    async def _greet(self, worker: _Worker, init: int, directories: Sequence[int]) -> None:
         config = self._config
         flags = wire.HelloFlag.IN_PROCESS if config.in_process else 0
         fields: list[Field] = [
@@ -339,7 +340,7 @@ class Spawner:
             fields.append((Tag.CGROUP, name.encode() + b"=" + os.fsencode(path)))
         try:
             worker.features = await self._ask(
-                worker, Type.HELLO, fields, answers.decode_features, [*directories, program]
+                worker, Type.HELLO, fields, answers.decode_features, [*directories, init]
             )
         except SpawnerFault as fault:
             raise CapabilityError(f"the native spawner cannot work here: {fault}") from fault

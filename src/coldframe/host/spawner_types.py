@@ -39,6 +39,11 @@ class SpawnerConfig:
     """Whether a worker ends everything it started when its connection ends."""
     binary: Path | None = None
     """The native program; None: the one that the package carries."""
+    init_binary: Path | None = None
+    """What pid 1 of each sandbox runs; None: the same. Must be static: the image's libc is not ours.
+
+    For a worker that is built with sanitizers, which cannot be static.
+    """
 
 
 @dataclass(frozen=True, slots=True)
