@@ -29,7 +29,7 @@ from coldframe.host.spawner import (
     SpawnerConfig,
     SpawnerFault,
 )
-from coldframe.host.storage import open_storage, require_space_at
+from coldframe.host.storage import Storage, open_storage, require_space_at
 from coldframe.host.wire import VERSION, GoneCause
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
@@ -87,6 +87,8 @@ class NativeRuntime:
         self._restarting = asyncio.Lock()
         self._lock: int | None = None
         self._open = False
+        self.leak_grace_s = _LEAK_GRACE_S
+        """How long `leaks` lets the kernel take down what it is taking down."""
         self.inject: str | None = None
         """Step of `steps` at which the next create fails; tests only."""
 
@@ -104,6 +106,16 @@ class NativeRuntime:
     def steps(self) -> tuple[str, ...]:
         """Where `inject` can make a create fail."""
         return self._spawners[-1].steps
+
+    @property
+    def storage(self) -> Storage:
+        """Where its uppers live."""
+        return self._storage
+
+    @property
+    def id_ranges(self) -> frozenset[int]:
+        """First host ids of all ranges that are this node's to give out."""
+        return self._ids.all
 
     @property
     def spawner(self) -> Spawner:
@@ -391,9 +403,9 @@ class NativeRuntime:
     # --- leaks ------------------------------------------------------------------------
 
     async def leaks(self, live: Sequence[str]) -> tuple[str, ...]:
-        """See `Runtime.leaks`. What the kernel is still taking down gets a grace of 3 s."""
+        """See `Runtime.leaks`. What the kernel is still taking down gets a grace."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LEAK_GRACE_S
+        deadline = loop.time() + self.leak_grace_s
         while True:
             found = await asyncio.to_thread(census.strays, self._scope(live))
             if not found or loop.time() >= deadline:

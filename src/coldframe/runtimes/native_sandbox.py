@@ -247,6 +247,7 @@ class NativeSandbox:
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end(self))
         await asyncio.shield(self._ending)
+        self._execs.clear()
 
     @property
     def ended(self) -> bool:

@@ -1,0 +1,512 @@
+"""Commands in native sandboxes: what the seam's self-check does not ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coldframe.images.base import Image
+from coldframe.protocol.errors import (
+    ArgumentsTooLongError,
+    InvalidRequestError,
+    PathRefusedError,
+    PortUnreachableError,
+    ProgramNotExecutableError,
+    ProgramNotFoundError,
+    SandboxGoneError,
+    ShellNotFoundError,
+    UserNotFoundError,
+    WorkdirNotFoundError,
+)
+from coldframe.protocol.ids import new_operation_id
+from coldframe.protocol.models import ExecRequest, PtySize, Reason, SignalScope
+from coldframe.runtimes.native import NativeRuntime
+from coldframe.runtimes.native_sandbox import NativeSandbox
+from tests.fixtures.runtime import MakeSandbox, open_descriptors, run
+
+MIB = 1 << 20
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+# --- time, trees ----------------------------------------------------------------------
+
+
+async def test_exec_past_deadline_kills_daemonised_grandchildren(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """A survivor would steal CPU from the next episode on this node."""
+    script = "echo hi; setsid sh -c 'sleep 1000 & sleep 1000' & (sleep 1000 &) & sleep 1000"
+
+    result = await run(native_sandbox, script, deadline_s=0.3)
+
+    assert (result.reason, result.signal, result.stdout) == (Reason.DEADLINE, 9, b"hi\n")
+    assert 0.3 <= result.duration_s < 30
+    assert await native_sandbox.kill_processes() == ()
+
+
+async def test_exec_whose_child_holds_stdout_returns_and_lists_it(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """`server &` is how agents start servers."""
+    result = await run(native_sandbox, "sleep 1000 & echo started")
+
+    assert (result.reason, result.stdout) == (Reason.EXIT, b"started\n")
+    assert len(result.leftovers) == 1
+    listed = await native_sandbox.processes()
+    assert [process.operation_id for process in listed] == [result.operation_id]
+    assert await native_sandbox.kill_processes(result.operation_id) == listed
+    assert await native_sandbox.processes() == ()
+
+
+async def test_processes_of_ended_execs_are_not_remembered_for_ever(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """10,000 commands in one sandbox must not cost 10,000 records."""
+    for _ in range(20):
+        await run(native_sandbox, "sleep 0.01 &")
+    while await native_sandbox.processes():  # noqa: ASYNC110 (only the kernel knows)
+        await asyncio.sleep(0.01)
+
+    assert native_sandbox.known_execs == 0
+
+
+# --- input ----------------------------------------------------------------------------
+
+
+async def test_stdin_larger_than_a_pipe_to_a_command_that_never_reads_does_not_hang(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """The rest has nowhere to go; the command's end is what counts."""
+    result = await asyncio.wait_for(run(native_sandbox, "exit 4", stdin=bytes(8 * MIB)), 20)
+
+    assert result.exit_code == 4
+
+
+async def test_stdin_of_many_megabytes_arrives_whole(native_sandbox: NativeSandbox) -> None:
+    """In the background, as fast as the command reads."""
+    data = os.urandom(4 * MIB)
+
+    result = await run(native_sandbox, "sha256sum; cat", stdin=data)
+
+    assert result.stdout.endswith(b"  -\n")
+    assert len(result.stdout) == 64 + 4
+
+
+async def test_stdin_left_open_does_not_hold_the_end_and_backpressure_is_real(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """A writer that is never told to wait fills the node's memory."""
+    request = ExecRequest(command="read line; echo $line; sleep 0.2", stdin_open=True)
+    running = await native_sandbox.start_exec(request, new_operation_id())
+    await running.write_stdin(b"first\n")
+    flood = asyncio.ensure_future(running.write_stdin(bytes(MIB)))
+
+    result = await asyncio.wait_for(running.wait(), 20)
+
+    assert result.stdout == b"first\n"
+    with pytest.raises(BrokenPipeError):
+        await flood
+    with pytest.raises(BrokenPipeError):
+        await running.write_stdin(b"x")
+
+
+async def test_write_stdin_that_was_not_asked_for_is_refused(native_sandbox: NativeSandbox) -> None:
+    """Bytes that vanish without a word are a bug to hunt for days."""
+    running = await native_sandbox.start_exec(ExecRequest(command="true"), new_operation_id())
+
+    with pytest.raises(InvalidRequestError):
+        await running.write_stdin(b"x")
+    await running.wait()
+
+
+# --- odd bytes, missing things --------------------------------------------------------
+
+
+async def test_odd_bytes_pass_unchanged_both_ways(native_sandbox: NativeSandbox) -> None:
+    """Not everything is UTF-8, and truncating at a NUL is silent."""
+    argument = bytes(range(1, 256))
+    result = await run(native_sandbox, argv=(b"printf", b"%s", argument), env={b"\xff": b"\xfe\n"})
+    assert result.stdout == argument
+    assert result.request.env[b"\xff"] == b"\xfe\n"
+
+    result = await run(native_sandbox, "cat; printf '\\000\\377'", stdin=b"\0\xfe\0")
+    assert result.stdout == b"\0\xfe\0\0\xff"
+
+
+async def test_many_variables_and_long_arguments_arrive(native_sandbox: NativeSandbox) -> None:
+    """1,000 variables and 128 KiB of arguments are everyday in builds."""
+    env = {f"NAME_{number}": "v" * 50 for number in range(1000)}
+    arguments = ["x" * 1023] * 128
+
+    result = await run(
+        native_sandbox, argv=("sh", "-c", 'echo $# "$NAME_999"', "sh", *arguments), env=env
+    )
+
+    assert result.stdout == b"128 " + b"v" * 50 + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "expected"),
+    [
+        ({"argv": ("no-such-program",)}, ProgramNotFoundError),
+        ({"argv": ("/no/such/program",)}, ProgramNotFoundError),
+        ({"argv": ("/etc/passwd",)}, ProgramNotExecutableError),
+        ({"argv": ("/etc",)}, ProgramNotExecutableError),
+        ({"command": "true", "shell": "/bin/zsh"}, ShellNotFoundError),
+        ({"command": "true", "cwd": "/missing"}, WorkdirNotFoundError),
+        ({"command": "true", "cwd": "/etc/passwd"}, WorkdirNotFoundError),
+        ({"command": "true", "user": "nobody-here"}, UserNotFoundError),
+        ({"command": "true", "user": "0:no-such-group"}, UserNotFoundError),
+        ({"command": "true", "user": 70000}, UserNotFoundError),
+        ({"argv": ("true", "x" * 200_000)}, ArgumentsTooLongError),
+        ({"argv": ("true", *["x" * 100_000] * 50)}, ArgumentsTooLongError),
+        ({"argv": ("true", "a\0b")}, InvalidRequestError),
+        ({"command": "true", "env": {"A=B": "c"}}, InvalidRequestError),
+        ({"command": "true", "cwd": "relative"}, InvalidRequestError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(value)[:40],
+)
+async def test_what_cannot_be_executed_is_typed_and_leaves_no_descriptor(
+    native_sandbox: NativeSandbox, request_fields: dict[str, object], expected: type[Exception]
+) -> None:
+    """ "Not executed" is a fact that a retry can rely on."""
+    before = open_descriptors()
+
+    with pytest.raises(expected) as caught:
+        await run(native_sandbox, stdin=b"input", **request_fields)
+
+    assert getattr(caught.value, "execution", "") == "not_executed"
+    assert open_descriptors() - before == set()
+
+
+# --- output ---------------------------------------------------------------------------
+
+
+async def test_endless_output_costs_bounded_disk_and_is_cut_where_it_says(
+    native_sandbox: NativeSandbox, tmp_path: Path
+) -> None:
+    """`yes` for the length of an episode would fill any disk."""
+    running = await native_sandbox.start_exec(
+        ExecRequest(
+            command="yes 0123456789abcdef", spool_bytes=MIB, window_bytes=4096, deadline_s=1.5
+        ),
+        new_operation_id(),
+    )
+    result = await running.wait()
+
+    assert result.reason is Reason.DEADLINE
+    assert result.out.total_bytes > 8 * MIB
+    assert (len(result.out.head), len(result.out.tail)) == (2048, 2048)
+    assert result.out.head.startswith(b"0123456789abcdef\n")
+    start = result.out.total_bytes - 2048
+    line = b"0123456789abcdef\n"
+    assert result.out.tail == (line * 200)[start % 17 : start % 17 + 2048]
+    middle = await running.read("stdout", MIB, 100)
+    assert middle.dropped_bytes == middle.offset - MIB > 0
+    assert middle.data == (line * 10)[middle.offset % 17 : middle.offset % 17 + 100]
+    end = await running.read("stdout", result.out.total_bytes, 100)
+    assert (end.data, end.eof) == (b"", True)
+    await running.forget()
+
+
+async def test_streaming_reads_everything_once_in_order(native_sandbox: NativeSandbox) -> None:
+    """A client that follows along must see what the command wrote."""
+    request = ExecRequest(command="seq 200000; echo done >&2")
+    running = await native_sandbox.start_exec(request, new_operation_id())
+    data, cursor = b"", 0
+    while True:
+        chunk = await running.read("stdout", cursor, 100_000)
+        assert (chunk.offset, chunk.dropped_bytes) == (cursor, 0)
+        data, cursor = data + chunk.data, chunk.next_cursor
+        if chunk.eof:
+            break
+
+    assert data == b"".join(b"%d\n" % number for number in range(1, 200001))
+    result = await running.wait()
+    assert result.out.total_bytes == len(data)
+    assert result.stderr == b"done\n"
+
+
+async def test_output_of_leftover_is_read_after_the_end(native_sandbox: NativeSandbox) -> None:
+    """A server's log goes on after the command that started it."""
+    request = ExecRequest(
+        command="(while [ ! -e /go ]; do sleep 0.02; done; echo later) & echo now"
+    )
+    running = await native_sandbox.start_exec(request, new_operation_id())
+    result = await running.wait()
+    assert result.stdout == b"now\n"
+
+    await native_sandbox.files.write("/go", pieces(b""))
+    chunk = await asyncio.wait_for(running.read("stdout", 4, 100), 20)
+
+    assert chunk.data == b"later\n"
+
+
+async def test_many_execs_cost_no_descriptors(native_sandbox: NativeSandbox) -> None:
+    """A leak of one per command ends a node within a day; 300 show it."""
+    await run(native_sandbox, "true")
+    before = open_descriptors()
+
+    for _ in range(100):
+        await run(native_sandbox, "echo x")
+        await run(native_sandbox, "head -c 200000 /dev/zero", stdin=b"in")
+        running = await native_sandbox.start_exec(
+            ExecRequest(command="cat", stdin_open=True, status_pipe=True), new_operation_id()
+        )
+        await running.write_stdin(b"x")
+        await running.close_stdin()
+        await running.wait()
+        await running.forget()
+    del running
+
+    assert open_descriptors() - before == set()
+
+
+# --- terminals, signals, ports --------------------------------------------------------
+
+
+async def test_terminal_echoes_resizes_and_ends_by_control_d(native_sandbox: NativeSandbox) -> None:
+    """What people expect of a terminal."""
+    running = await native_sandbox.start_exec(
+        ExecRequest(
+            command="stty size; cat; stty size", pty=PtySize(rows=30, cols=90), stdin_open=True
+        ),
+        new_operation_id(),
+    )
+    assert running.pid is not None
+    await running.resize(40, 100)
+    await running.write_stdin(b"typed\n")
+    await running.close_stdin()
+    result = await asyncio.wait_for(running.wait(), 20)
+
+    lines = result.stdout.replace(b"\r", b"").split(b"\n")
+    assert lines.count(b"typed") == 2
+    assert lines[-2] == b"40 100"
+    assert result.stderr == b""
+    await running.resize(10, 10)
+
+
+async def test_signal_after_the_end_reaches_nobody(native_sandbox: NativeSandbox) -> None:
+    """Its number may belong to somebody else by now."""
+    running = await native_sandbox.start_exec(ExecRequest(command="true"), new_operation_id())
+    await running.wait()
+
+    assert await running.signal(signal.SIGKILL) == 0
+    assert await running.signal(signal.SIGKILL, SignalScope.TREE) == 0
+    with pytest.raises(InvalidRequestError):
+        await running.signal(0)
+
+
+async def test_port_is_listed_and_reached_from_within(
+    make_sandbox: MakeSandbox, debian_image: Image
+) -> None:
+    """No route leads into a sandbox; we connect from its own loopback, on v4 and v6."""
+    sandbox = await make_sandbox(image=debian_image)
+    server = (
+        "import socket,sys; s=socket.create_server((sys.argv[1],int(sys.argv[2])),"
+        "family=socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET); print('up',flush=True);"
+        " c,_=s.accept(); c.sendall(c.recv(9)); c.close()"
+    )
+    for address, port in (("127.0.0.1", 8001), ("::1", 8002)):
+        running = await sandbox.start_exec(
+            ExecRequest(argv=("python3", "-c", server, address, str(port))), new_operation_id()
+        )
+        assert (await running.read("stdout", 0, 10)).data == b"up\n"
+        assert port in await sandbox.listening_ports()
+        reader, writer = await sandbox.connect(port)
+        writer.write(b"echo")
+        assert await reader.read(9) == b"echo"
+        writer.close()
+        await running.wait()
+
+    with pytest.raises(PortUnreachableError):
+        await sandbox.connect(8001)
+    with pytest.raises(InvalidRequestError):
+        await sandbox.connect(0)
+
+
+# --- users ----------------------------------------------------------------------------
+
+
+async def test_user_is_of_the_sandboxes_own_passwd_and_changes_with_it(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """An image's user may be added by a command; ids need no entry."""
+    with pytest.raises(UserNotFoundError):
+        await run(native_sandbox, "id", user="agent")
+    setup = (
+        "echo agent:x:1234:1235::/home/agent:/bin/sh >> /etc/passwd;"
+        "printf 'agent:x:1235:\\nextra:x:77:agent\\n' >> /etc/group"
+    )
+    assert (await run(native_sandbox, setup)).ok
+
+    result = await run(native_sandbox, "id -u; id -g; id -G; echo $HOME $USER", user="agent")
+    assert result.stdout == b"1234\n1235\n1235 77\n/home/agent agent\n"
+    result = await run(native_sandbox, "id -u; id -g; echo $HOME", user="4321:33")
+    assert result.stdout == b"4321\n33\n/\n"
+    assert (await run(native_sandbox, "rm /etc/passwd /etc/group")).ok
+    assert (await run(native_sandbox, "id -u", user=5)).stdout == b"5\n"
+
+
+async def test_passwd_that_is_a_fifo_or_huge_does_not_block_or_fill_us(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """It is read on every command."""
+    assert (await run(native_sandbox, "rm /etc/passwd; mkfifo /etc/passwd")).ok
+    with pytest.raises(UserNotFoundError):
+        await asyncio.wait_for(run(native_sandbox, "true"), 10)
+    await native_sandbox.files.remove("/etc/passwd")
+    await native_sandbox.files.write("/etc/passwd", pieces(*[b"x:" * MIB] * 4))
+    with pytest.raises(UserNotFoundError):
+        await run(native_sandbox, "true")
+    await native_sandbox.files.remove("/etc/passwd")
+    assert (await run(native_sandbox, "true")).ok
+
+
+# --- images of every kind -------------------------------------------------------------
+
+
+async def test_image_without_shell_tmp_or_passwd_runs(
+    make_sandbox: MakeSandbox, empty_image: Image
+) -> None:
+    """One static program is an image too."""
+    sandbox = await make_sandbox(image=empty_image)
+
+    result = await run(sandbox, argv=("/hello", "a", "b"), env={"EXIT_CODE": "3"})
+    assert (result.stdout, result.exit_code) == (b"a b\n", 3)
+    with pytest.raises(ShellNotFoundError):
+        await run(sandbox, "true")
+    assert (await run(sandbox, argv=("/hello",), user=1000)).ok
+    await sandbox.files.write("/tmp/f", pieces(b"x"))
+    names = {entry.name for entry in await sandbox.files.list("/")}
+    assert {b"hello", b"tmp", b"dev", b"proc", b"sys"} <= names
+
+
+async def test_musl_image_runs(make_sandbox: MakeSandbox, musl_image: Image) -> None:
+    """Nothing of ours inside depends on the image's libc."""
+    sandbox = await make_sandbox(image=musl_image)
+
+    assert (await run(sandbox, argv=("/hello", "musl"))).stdout == b"musl\n"
+
+
+# --- files seen from both sides -------------------------------------------------------
+
+
+async def test_files_and_commands_see_each_others_work_with_the_same_owners(
+    make_sandbox: MakeSandbox,
+) -> None:
+    """Ids shifted twice, or not at all, make every upload useless."""
+    sandbox = await make_sandbox(user="1000:1000")
+    await sandbox.files.write("/work/data", pieces(b"from outside"), mode=0o600)
+
+    result = await run(sandbox, "stat -c '%u %g %a' /work/data /work; cat /work/data; id -u")
+    assert result.stdout == b"1000 1000 600\n1000 1000 755\nfrom outside1000\n"
+    script = "umask 077; mkdir /tmp/mine; echo inside > /tmp/mine/f; ln /tmp/mine/f /tmp/mine/g"
+    assert (await run(sandbox, script)).ok
+    found = await sandbox.files.stat("/tmp/mine/f")
+    assert (found.uid, found.mode, found.nlink) == (1000, 0o600, 2)
+    content = [piece async for piece in sandbox.files.read("/tmp/mine/f")]
+    assert content == [b"inside\n"]
+
+
+async def test_directory_of_the_image_can_be_moved(native_sandbox: NativeSandbox) -> None:
+    """Overlay refuses to rename what comes from a layer; `mv` copies, and so do we."""
+    before = (await run(native_sandbox, "cd /usr && find . | sort | head -50 | sha256sum")).stdout
+
+    await native_sandbox.files.move("/usr", "/moved")
+
+    after = (
+        await run(
+            native_sandbox,
+            argv=("/bin/sh", "-c", "cd /moved && find . | sort | head -50 | sha256sum"),
+        )
+    ).stdout
+    assert after == before
+    assert b"usr" not in {entry.name for entry in await native_sandbox.files.list("/")}
+
+
+async def test_pseudo_file_systems_are_refused_with_advice(native_sandbox: NativeSandbox) -> None:
+    """`files.read("/proc/1/environ")` would ask the kernel on the host's behalf."""
+    for path in ("/proc/self/status", "/sys/kernel", "/dev/null", "/dev/shm"):
+        with pytest.raises(PathRefusedError, match="use exec"):
+            await native_sandbox.files.stat(path)
+
+
+# --- ending ---------------------------------------------------------------------------
+
+
+async def test_exec_in_flight_at_destroy_ends_as_gone_with_its_output(
+    make_sandbox: MakeSandbox,
+) -> None:
+    """An episode that is cut must not look like one that hung."""
+    sandbox = await make_sandbox()
+    running = await sandbox.start_exec(
+        ExecRequest(command="echo before; sleep 1000"), new_operation_id()
+    )
+    assert (await running.read("stdout", 0, 100)).data == b"before\n"
+
+    await asyncio.gather(sandbox.destroy(), sandbox.destroy())
+    result = await running.wait()
+
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"before\n")
+    for refused in (
+        run(sandbox, "true"),
+        sandbox.processes(),
+        sandbox.listening_ports(),
+        sandbox.files.stat("/"),
+        sandbox.connect(80),
+    ):
+        with pytest.raises(SandboxGoneError):
+            await refused
+
+
+async def test_sandbox_whose_pid_one_is_killed_is_gone_with_its_output(
+    make_sandbox: MakeSandbox,
+) -> None:
+    """The OOM killer may choose it; nobody must wait for ever."""
+    sandbox = await make_sandbox()
+    running = await sandbox.start_exec(
+        ExecRequest(command="echo before; sleep 1000"), new_operation_id()
+    )
+    await running.read("stdout", 0, 100)
+    os.kill(sandbox.parts.created.pid, signal.SIGKILL)
+
+    gone = await asyncio.wait_for(sandbox.gone, 20)
+    result = await asyncio.wait_for(running.wait(), 20)
+
+    assert gone.cause == "signal 9"
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"before\n")
+    with pytest.raises(SandboxGoneError):
+        await run(sandbox, "true")
+    await sandbox.destroy()
+
+
+async def test_memory_hog_ends_as_oom_and_the_sandbox_lives(make_sandbox: MakeSandbox) -> None:
+    """The agent's fault is told from ours, and the next command runs."""
+    sandbox = await make_sandbox(memory_bytes=64 * MIB)
+
+    result = await run(sandbox, "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $?")
+    assert result.resources.oom_kills is not None
+    assert result.resources.oom_kills > 0
+    assert (await run(sandbox, "echo alive")).stdout == b"alive\n"
+
+
+async def test_idle_sandbox_costs_at_most_two_descriptors(
+    make_sandbox: MakeSandbox, native_runtime: NativeRuntime
+) -> None:
+    """2,000 of them must fit."""
+    await make_sandbox()
+    before = len(open_descriptors())
+    for _ in range(10):
+        await run(await make_sandbox(), "true")
+
+    assert len(open_descriptors()) - before <= 20
