@@ -93,6 +93,12 @@ static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_
 }
 
 /*
+ * For functions that end in execve on a stack that will be used again: what the sanitizer noted of
+ * their frames would never be taken back.
+ */
+#define NEVER_RETURNS __attribute__((no_sanitize("address"), noinline))
+
+/*
  * clone3 whose child runs `fn(arg)` on `args->stack` and exits with its result. The caller's
  * memory may be shared (CLONE_VM); with CLONE_VFORK the caller waits until the child has
  * executed something or exited. Returns the pid or -errno.

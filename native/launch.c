@@ -168,7 +168,7 @@ static int take_identity(const struct exec_spec *spec)
 }
 
 /* Try one file. Only returns when it cannot be executed. */
-static int try_execute(struct launch *launch, const char *file)
+NEVER_RETURNS static int try_execute(struct launch *launch, const char *file)
 {
 	int error;
 
@@ -180,7 +180,7 @@ static int try_execute(struct launch *launch, const char *file)
 	return error;
 }
 
-static int execute(struct launch *launch)
+NEVER_RETURNS static int execute(struct launch *launch)
 {
 	const char *name = launch->spec->argv[0];
 	const char *at = launch->path;
@@ -216,7 +216,7 @@ static int execute(struct launch *launch)
 	return failed(launch, launch->stage, error);
 }
 
-static int command(void *context)
+NEVER_RETURNS static int command(void *context)
 {
 	struct launch *launch = context;
 	const struct exec_spec *spec = launch->spec;
@@ -332,7 +332,7 @@ pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage)
 
 /* --- the baseline -------------------------------------------------------------------- */
 
-static int measured(void *context)
+NEVER_RETURNS static int measured(void *context)
 {
 	char *const argv[] = {context, NULL};
 	char *const env[] = {NULL};

@@ -216,7 +216,7 @@ static struct pending *first, **last = &first, **untold = &first;
 static unsigned under_way;
 static uint8_t stack[16 << 10] __attribute__((aligned(16)));
 
-static int run_remover(void *context)
+NEVER_RETURNS static int run_remover(void *context)
 {
 	char *const argv[] = {(char *)REMOVER_NAME, NULL};
 	char *const env[] = {NULL};

@@ -413,7 +413,7 @@ static int keep_capabilities(void)
 }
 
 /* Runs in our memory while we wait, and shares our descriptors until it has its own. */
-static int first_process(void *context)
+NEVER_RETURNS static int first_process(void *context)
 {
 	struct first_process *first = context;
 	char *const argv[] = {(char *)INIT_NAME, NULL};

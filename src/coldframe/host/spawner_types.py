@@ -40,7 +40,7 @@ class SpawnerConfig:
     binary: Path | None = None
     """The native program; None: the one that the package carries."""
     init_binary: Path | None = None
-    """What pid 1 of each sandbox runs; None: the same. Must be static: the image's libc is not ours.
+    """What pid 1 of each sandbox runs; None: the same. Static: an image may have no libc.
 
     For a worker that is built with sanitizers, which cannot be static.
     """
