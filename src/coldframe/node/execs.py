@@ -102,7 +102,10 @@ class Execs:
     async def _run(self, operation: ExecOperation) -> ExecResult:
         sandbox, queue = operation.sandbox, self._queue
         slot: _Slot | None = None
+        operation.entered = True
         try:
+            if operation.abandoned:
+                return await self._last_words(operation)
             queued_s = 0.0 if queue.try_acquire() else await queue.acquire(sandbox.id)
             slot = _Slot(queue, self._settings.exec_hold_s, self._loop)
             handle = sandbox.require_ready(operation.request.expected_version)
@@ -179,7 +182,8 @@ class Execs:
     def _abandon(self, operations: Iterable[ExecOperation]) -> None:
         for operation in operations:
             operation.abandoned = True
-            operation.task.cancel()
+            if operation.entered:  # else it will see for itself: to cancel it now skips its body
+                operation.task.cancel()
 
     # --- output -----------------------------------------------------------------------
 

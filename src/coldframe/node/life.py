@@ -57,6 +57,10 @@ class Sandbox:
     handle: SandboxHandle | None = None
     queued_s: float = 0.0
     """How long its create waited for its turn."""
+    begun: bool = False
+    """Whether its create has taken its first step."""
+    unwanted: bool = False
+    """Whether its create is to be given up."""
     creating: asyncio.Task[SandboxInfo] | None = None
     ending: asyncio.Task[None] | None = None
     lease: asyncio.TimerHandle | None = None

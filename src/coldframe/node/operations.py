@@ -59,6 +59,8 @@ class ExecOperation:
     """Kept after the end while there is more to read than the result holds."""
     began_at: float = 0.0
     """Unix seconds at which the runtime had started it."""
+    entered: bool = False
+    """Whether its task has taken its first step."""
     dispatched: bool = False
     """Whether the runtime was asked to start it."""
     abandoned: bool = False

@@ -169,7 +169,10 @@ class Sandboxes:
 
     async def _provision(self, sandbox: Sandbox, image: Image) -> SandboxInfo:
         making: asyncio.Task[SandboxHandle] | None = None
+        sandbox.begun = True
         try:
+            if sandbox.unwanted:
+                raise asyncio.CancelledError
             sandbox.queued_s = await self._creates.acquire(sandbox.spec.labels.get("owner", ""))
             try:
                 sandbox.move(SandboxState.PROVISIONING)
@@ -251,10 +254,10 @@ class Sandboxes:
     async def _end_unborn(self, sandbox: Sandbox) -> None:
         creating = sandbox.creating
         if creating is not None:
-            creating.cancel()
+            sandbox.unwanted = True
+            if sandbox.begun:  # else it will see for itself: to cancel it now skips its body
+                creating.cancel()
             await asyncio.wait([creating])
-            if creating.cancelled() and not sandbox.ended:  # it had not even begun
-                self._finish(sandbox, SandboxState.FAILED, "failed", "cancelled before it began")
 
     async def _destroy(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
         await self._destroys.acquire(sandbox.spec.labels.get("owner", ""))

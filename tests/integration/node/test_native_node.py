@@ -63,7 +63,7 @@ async def test_burst_of_sandboxes_all_answer_and_all_go(
     assert (await native_node.ledger()).live == 40
     await asyncio.gather(*(native_node.delete(info.id) for info in infos))
     ledger = await native_node.ledger()
-    assert (ledger.created, ledger.deleted, ledger.leaked) == (40, 40, 0)
+    assert (ledger.created, ledger.deleted, ledger.leaks) == (40, 40, ())
 
 
 async def test_exec_replayed_on_native_runs_once(native_node: Node, spec: SandboxSpec) -> None:

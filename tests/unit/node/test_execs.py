@@ -18,6 +18,7 @@ from coldframe.protocol.errors import (
     OperationNotFoundError,
     ProgramNotFoundError,
     SandboxGoneError,
+    SandboxStateError,
     StorageFullError,
 )
 from coldframe.protocol.models import ExecRequest, PtySize, Reason, SignalScope
@@ -343,6 +344,22 @@ class _Silent(FakeSandbox):
         if request.operation_id == "hold":
             await asyncio.Event().wait()
         return running
+
+
+async def test_exec_asked_in_the_moment_of_delete_ends_by_type(node: Node) -> None:
+    """Its task has not taken its first step when the sandbox ends."""
+    for steps in range(4):
+        sandbox = await node.create_sandbox(SPEC)
+        deleting = asyncio.ensure_future(node.delete(sandbox.id))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        try:
+            result = await node.exec(sandbox.id, ExecRequest(command="echo x"))
+        except (SandboxGoneError, SandboxStateError) as error:
+            assert error.execution is Execution.NOT_EXECUTED
+        else:
+            assert result.reason in {Reason.EXIT, Reason.SANDBOX_GONE}
+        await deleting
 
 
 async def test_exec_of_runtime_that_never_reports_ends_all_the_same(

@@ -218,6 +218,20 @@ async def test_delete_while_provisioning_ends_in_failed(
     assert (await node.ledger()).balanced
 
 
+async def test_delete_before_create_took_its_first_step_ends_by_type(node: Node) -> None:
+    """Neither a hang nor a cancellation of somebody who was not cancelled."""
+    creating = asyncio.ensure_future(node.create_sandbox(SPEC, operation_id="op-1"))
+    await asyncio.sleep(0)
+    (info,) = await node.list()
+    assert info.state is SandboxState.REQUESTED
+
+    assert (await node.delete(info.id)).state is SandboxState.FAILED
+
+    with pytest.raises(SandboxGoneError, match="before it was ready"):
+        await creating
+    assert (await node.ledger()).balanced
+
+
 async def test_delete_that_fails_can_be_tried_again(
     make_node: NodeMaker, held: HeldRuntime
 ) -> None:
