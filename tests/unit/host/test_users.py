@@ -1,0 +1,116 @@
+"""Users of a sandbox: its own files, read leniently and trusted in nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from coldframe.host.users import User, Users
+from coldframe.protocol.errors import UserNotFoundError
+from tests.fixtures.runtime import Tree
+
+PASSWD = """\
+root:x:0:0:root:/root:/bin/sh
+agent:x:1000:1001:,,,:/home/agent:/bin/sh
+1234:x:7:7::/seven:
+"""
+GROUP = "root:x:0:\nagents:x:1001:\ndocker:x:55:agent,root\nvideo:x:44:agent\n"
+
+
+@pytest.fixture
+def etc(tree: Tree) -> Tree:
+    """A tree with the usual two files."""
+    (tree.path / "etc").mkdir()
+    (tree.path / "etc/passwd").write_text(PASSWD)
+    (tree.path / "etc/group").write_text(GROUP)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("agent", User(1000, 1001, (55, 44), "agent", "/home/agent")),
+        ("1000", User(1000, 1001, (55, 44), "agent", "/home/agent")),
+        (1000, User(1000, 1001, (55, 44), "agent", "/home/agent")),
+        ("root", User(0, 0, (55,), "root", "/root")),
+        ("agent:video", User(1000, 44, (), "agent", "/home/agent")),
+        ("agent:9", User(1000, 9, (), "agent", "/home/agent")),
+        ("4000", User(4000, 0, (), None, "/")),
+        ("65535:65535", User(65535, 65535, (), None, "/")),
+        ("1234", User(7, 7, (), "1234", "/seven")),
+    ],
+)
+def test_resolve_known_user_gives_ids_groups_and_home(
+    etc: Tree, wanted: str | int, expected: User
+) -> None:
+    """A name wins over a number, as everywhere."""
+    assert Users().resolve(etc.files.tree, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    "wanted", ["nobody-here", "agent:no-group", "65536", "-1", "0x0", "", "１", 4294967295]
+)
+def test_resolve_unknown_user_is_typed(etc: Tree, wanted: str | int) -> None:
+    """65536 would be the neighbour's root; 4294967295 is no id at all."""
+    with pytest.raises(UserNotFoundError):
+        Users().resolve(etc.files.tree, wanted)
+
+
+def test_resolve_without_files_takes_numbers_only(tree: Tree) -> None:
+    """Images of one program have no /etc."""
+    users = Users()
+
+    assert users.resolve(tree.files.tree, "0") == User(0, 0, (), None, "/")
+    with pytest.raises(UserNotFoundError):
+        users.resolve(tree.files.tree, "root")
+
+
+def test_resolve_sees_every_change_of_the_files(etc: Tree) -> None:
+    """`useradd` followed by a command as that user."""
+    users = Users()
+    with pytest.raises(UserNotFoundError):
+        users.resolve(etc.files.tree, "late")
+
+    with (etc.path / "etc/passwd").open("a") as file:
+        file.write("late:x:5:6::/late:/bin/sh\n")
+    assert users.resolve(etc.files.tree, "late").home == "/late"
+
+    replaced = etc.path / "etc/new"
+    replaced.write_text((etc.path / "etc/passwd").read_text().replace("/late", "/latf"))
+    replaced.rename(etc.path / "etc/passwd")
+    assert users.resolve(etc.files.tree, "late").home == "/latf"
+    (etc.path / "etc/passwd").unlink()
+    with pytest.raises(UserNotFoundError):
+        users.resolve(etc.files.tree, "late")
+
+
+def test_resolve_ignores_lines_that_make_no_sense(etc: Tree) -> None:
+    """The agent may write anything into these files."""
+    (etc.path / "etc/passwd").write_bytes(
+        b"\xff\xfe\n:::::\nbig:x:99999999:0::/:\nneg:x:-1:0::/:\nshort:x:1\n+::::::\nok:x:3:4::/ok:/x\n"
+    )
+    users = Users()
+
+    assert users.resolve(etc.files.tree, "ok") == User(3, 4, (), "ok", "/ok")
+    for name in ("big", "neg", "short"):
+        with pytest.raises(UserNotFoundError):
+            users.resolve(etc.files.tree, name)
+
+
+def test_resolve_through_link_never_reads_the_hosts_files(tree: Tree) -> None:
+    """/etc -> the host's /etc would tell who lives there."""
+    (tree.path.parent / "passwd").write_text("secret:x:1:1::/:\n")
+    (tree.path / "etc").symlink_to(tree.path.parent)
+
+    with pytest.raises(UserNotFoundError):
+        Users().resolve(tree.files.tree, "secret")
+
+
+def test_resolve_is_not_held_up_by_a_fifo(tree: Tree) -> None:
+    """It happens before every command."""
+    (tree.path / "etc").mkdir()
+    os.mkfifo(tree.path / "etc/passwd")
+
+    with pytest.raises(UserNotFoundError):
+        Users().resolve(tree.files.tree, "0")
