@@ -36,6 +36,8 @@ class Storage(Protocol):
     name: str
     enforces_disk: bool
     """Whether `disk_bytes` is a limit that holds."""
+    fallback_from: str
+    """Why `auto` took this kind and not a better one; empty otherwise."""
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """Make the directory; the descriptor belongs to the receiver. May take a moment.
@@ -75,21 +77,30 @@ def open_storage(kind: str, *, node_id: str, state: Path, pools: Path) -> Storag
         return TmpfsStorage()
     if kind != "auto":
         raise InvalidRequestError(f"storage {kind!r}: auto, btrfs, directory or tmpfs")
-    for make in (
+    reasons: list[str] = []
+    makers: tuple[Callable[[], Storage], ...] = (
         lambda: BtrfsStorage(pools, node_id),
         lambda: DirectoryStorage(state / "uppers"),
-    ):
+        TmpfsStorage,
+    )
+    for make in makers[:-1]:
         try:
-            return make()
-        except CapabilityError:
-            continue
-    return TmpfsStorage()
+            return _noting(make(), reasons)
+        except CapabilityError as error:
+            reasons.append(str(error))
+    return _noting(makers[-1](), reasons)
+
+
+def _noting(storage: Storage, reasons: list[str]) -> Storage:
+    storage.fallback_from = "; ".join(reasons)
+    return storage
 
 
 class DirectoryStorage:
     """Plain directories on whatever file system the node's state is on."""
 
     name = "directory"
+    fallback_from = ""
     enforces_disk = False
 
     def __init__(self, path: Path) -> None:
@@ -139,6 +150,7 @@ class BtrfsStorage:
     """A subvolume per sandbox: made and dropped in O(1), with a limit where one is asked for."""
 
     name = "btrfs"
+    fallback_from = ""
     enforces_disk = True
 
     def __init__(self, pools: Path, node_id: str, *, size_bytes: int | None = None) -> None:
@@ -216,6 +228,7 @@ class TmpfsStorage:
     """Memory: one detached tmpfs per sandbox, charged to whoever writes."""
 
     name = "tmpfs"
+    fallback_from = ""
     enforces_disk = True
 
     def __init__(self) -> None:

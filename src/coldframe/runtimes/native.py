@@ -50,6 +50,7 @@ _LEAK_GRACE_S = 3.0
 _LEAK_POLL_S = 0.02
 _HOSTNAME_LIMIT = 63
 _FILE_THREADS = 4
+_STORAGE_THREADS = 2
 
 
 class NativeRuntime:
@@ -85,6 +86,7 @@ class NativeRuntime:
         self._making: set[asyncio.Future[Any]] = set()
         self._spawners: list[Spawner] = []
         self._restarting = asyncio.Lock()
+        self._turn = 0
         self._lock: int | None = None
         self._open = False
         self.leak_grace_s = _LEAK_GRACE_S
@@ -172,7 +174,10 @@ class NativeRuntime:
         undo.callback(self._cgroups.remove)
         self._ids = IdRanges(self._home / "ids")
         undo.callback(self._ids.close)
-        self._threads = FileThreads(_FILE_THREADS)
+        # Apart, so that long work on files never holds up a create.
+        self._file_threads = FileThreads(_FILE_THREADS)
+        undo.callback(self._file_threads.close)
+        self._threads = FileThreads(_STORAGE_THREADS)
         undo.callback(self._threads.close)
 
     def _remove_state(self) -> None:
@@ -334,7 +339,7 @@ class NativeRuntime:
         # Its end is told by an event; the number is checked by its namespaces when it is used.
         os.close(created.pidfd)
         owner = planner.default_owner(RootTree(created.root_fd, id_base))
-        files = RootFiles(created.root_fd, id_base, self._threads, owner)
+        files = RootFiles(created.root_fd, id_base, self._file_threads, owner)
         return Parts(spawner, created, id_base, files, planner, self._storage, layers)
 
     async def _discard(self, sandbox_id: str, id_base: int) -> None:
@@ -344,15 +349,17 @@ class NativeRuntime:
         self._ids.give_back(id_base)
 
     async def _current_spawner(self) -> Spawner:
-        """The newest spawner; workers that died are replaced by those of another one."""
+        """A spawner for the next create; workers that died are replaced by those of a new one."""
         async with self._restarting:
             alive = sum(len(spawner.pids) for spawner in self._spawners)
             missing = self._workers - alive
             if missing > 0:
                 self._spawners.append(await self._start_spawner(missing))
-            usable = [spawner for spawner in self._spawners if spawner.pids]
-            self._spawners = usable
-            return usable[-1]
+            self._spawners = [spawner for spawner in self._spawners if spawner.pids]
+        # Each worker gets its turn, whichever spawner it belongs to.
+        by_worker = [spawner for spawner in self._spawners for _ in spawner.pids]
+        self._turn += 1
+        return by_worker[self._turn % len(by_worker)]
 
     # --- end --------------------------------------------------------------------------
 

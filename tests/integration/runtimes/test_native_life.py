@@ -207,6 +207,8 @@ async def test_killed_worker_takes_its_sandboxes_and_is_replaced(
     running = [await one.start_exec(request, new_operation_id()) for one in sandboxes]
     read = await asyncio.gather(*(one.read("stdout", 0, 100) for one in running[:4]))
     assert {chunk.data for chunk in read} == {b"before\n"}
+    short = ExecRequest(command="true")
+    busy = [await one.start_exec(short, new_operation_id()) for one in sandboxes for _ in range(34)]
 
     victims = list(native_runtime.spawner.pids)
     for pid in victims:
@@ -214,6 +216,8 @@ async def test_killed_worker_takes_its_sandboxes_and_is_replaced(
     gone = await asyncio.wait_for(asyncio.gather(*(one.gone for one in sandboxes)), 20)
 
     assert {one.cause for one in gone} == {"spawner lost"}
+    ends = await asyncio.gather(*(one.wait() for one in busy), return_exceptions=True)
+    assert all(isinstance(end, SpawnerLostError) or end.ok for end in ends)
     for one in running[:4]:
         result = await one.wait()
         assert (result.reason, result.stdout) == (Reason.INFRASTRUCTURE, b"before\n")

@@ -207,6 +207,10 @@ async def _never(_directory: int, _name: str) -> int:
     raise AssertionError("no tree has to be walked")
 
 
+def _names(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir()]
+
+
 def _seen(path: Path) -> bool:
     """Whether a mount of this process' namespace mentions a path."""
     return str(path) in Path("/proc/self/mountinfo").read_text()
@@ -216,7 +220,7 @@ async def test_btrfs_pool_leaves_no_file_no_mount_and_no_loop_device(tmp_path: P
     """After kill -9 nobody would clear them away."""
     require_root()
     storage = BtrfsStorage(tmp_path, "abc123", size_bytes=256 * MIB)
-    assert list(tmp_path.iterdir()) == []
+    assert _names(tmp_path) == []
     assert str(tmp_path / "abc123.img") in loopdev.backing_files().values()
     assert not _seen(tmp_path)
 
@@ -273,6 +277,19 @@ def test_storage_of_unknown_kind_is_refused_by_name(tmp_path: Path) -> None:
     """A typing error in a setting."""
     with pytest.raises(InvalidRequestError, match="btfrs"):
         open_storage("btfrs", node_id="abc123", state=tmp_path, pools=tmp_path)
+
+
+def test_storage_auto_says_why_it_took_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow machine without a hint is a support case."""
+    require_root()
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    storage = open_storage("auto", node_id="abc123", state=tmp_path, pools=tmp_path / "p")
+
+    assert (storage.name, storage.enforces_disk) == ("directory", False)
+    assert "btrfs-progs" in storage.fallback_from
+    storage.close()
 
 
 # --- doctor, gc -----------------------------------------------------------------------
