@@ -119,9 +119,18 @@ def sandbox_of(pid: int) -> tuple[str, str] | None:
     return None
 
 
+def _only_init_can_reap(pid: int) -> bool:
+    """Whether it is dead and its parent was too: it holds nothing, and the machine's init,
+    which may take seconds to collect it, is all that can take its number back."""
+    with contextlib.suppress(OSError):
+        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+        return state == b"Z" and parent == b"1"
+    return True
+
+
 def _stray_processes(scope: Scope) -> Iterator[str]:
     for pid, first_id in sandbox_processes():
-        if first_id in scope.live_ids:
+        if first_id in scope.live_ids or _only_init_can_reap(pid):
             continue
         named = sandbox_of(pid)
         if named is not None and named[0] == scope.node_id and named[1] not in scope.live:
