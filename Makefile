@@ -37,7 +37,7 @@ lint: setup  ## Formats, lints, types, import walls, generated code, C warnings 
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m coldframe.client._generate --check
 	$(MAKE) -C native all analyze
 
