@@ -10,8 +10,6 @@ still ended as a whole (see `fake_zygote.py`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import hashlib
 import marshal
 import os
@@ -21,41 +19,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.host.fsthreads import FileThreads
-from coldframe.host.rootfs import RootFiles
 from coldframe.images.base import Image, ImageConfig
 from coldframe.protocol.errors import (
-    ArgumentsTooLongError,
     CapabilityError,
     CreateError,
-    InvalidRequestError,
-    NotExecutedError,
-    PortUnreachableError,
-    ProgramNotExecutableError,
-    ProgramNotFoundError,
     SandboxGoneError,
-    ShellNotFoundError,
-    UserNotFoundError,
-    WorkdirNotFoundError,
 )
 from coldframe.protocol.models import (
-    Argument,
     Capabilities,
-    ExecRequest,
-    ProcessInfo,
-    Reason,
     SandboxSpec,
 )
 from coldframe.runtimes import fake_zygote
-from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
-from coldframe.runtimes.fake_exec import FakeExec, open_streams, process_name
+from coldframe.runtimes.base import SandboxHandle
+from coldframe.runtimes.fake_exec import process_name
+from coldframe.runtimes.fake_sandbox import DEFAULT_PATH, FakeSandbox
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+__all__ = ["FakeImages", "FakeRuntime", "FakeSandbox", "die"]
+
 _LEAK_GRACE_S = 1.0
-_PASSWD = b"root:x:0:0:root:/root:/bin/sh\n"
 
 
 class FakeImages:
@@ -67,294 +51,10 @@ class FakeImages:
         return Image(name, digest, (), ImageConfig(env=(("PATH", DEFAULT_PATH),)))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A request with everything filled in, and what the kernel needs to run it."""
-
-    request: ExecRequest
-    argv: list[bytes]
-    env: dict[bytes, bytes]
-    paths: list[bytes]
-    """Host paths to try, in order."""
-    cwd: bytes
-
-
-def _encode(argument: Argument, what: str) -> bytes:
-    raw = argument if isinstance(argument, bytes) else argument.encode("utf-8", "surrogateescape")
-    if b"\0" in raw:
-        raise InvalidRequestError(f"{what} holds a NUL byte: {raw[:80]!r}")
-    return raw
-
-
-def _merge_env(
-    image: Image, spec: SandboxSpec, request: ExecRequest, home: str
-) -> dict[bytes, bytes]:
-    merged: dict[bytes, bytes] = {b"PATH": DEFAULT_PATH.encode(), b"HOME": home.encode()}
-    layers: tuple[Mapping[str, str] | Mapping[Argument, Argument | None], ...] = (
-        dict(image.config.env),
-        spec.env,
-        request.env,
-    )
-    for layer in layers:
-        for key, value in layer.items():
-            name = _encode(key, "an environment name")
-            if not name or b"=" in name:
-                raise InvalidRequestError(f"environment name {key!r} is empty or holds '='")
-            if value is None:
-                merged.pop(name, None)
-            else:
-                merged[name] = _encode(value, f"the value of {key!r}")
-    return merged
-
-
-class FakeSandbox:
-    """See `SandboxHandle`."""
-
-    def __init__(self, runtime: FakeRuntime, sandbox_id: str, spec: SandboxSpec, image: Image):
-        self._runtime = runtime
-        self._id = sandbox_id
-        self._spec = spec
-        self._image = image
-        self.directory = runtime.base / sandbox_id
-        self._files: RootFiles | None = None
-        self._execs: set[FakeExec] = set()
-        self._end: asyncio.Task[None] | None = None
-        self.gone: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return self._id
-
-    @property
-    def files(self) -> FileAccess:
-        """The sandbox's directory as `/`."""
-        if self._files is None:
-            raise SandboxGoneError(f"sandbox {self._id!r} has no files yet")
-        return self._files
-
-    # --- making -----------------------------------------------------------------------
-
-    def make_tree(self) -> None:
-        """Make the directory and what every image has: /tmp, /root, /etc/passwd, a workdir."""
-        root = self.directory
-        root.mkdir(mode=0o755)
-        for name, mode in (("tmp", 0o1777), ("root", 0o700), ("etc", 0o755)):
-            (root / name).mkdir()
-            (root / name).chmod(mode)
-        (root / "etc/passwd").write_bytes(_PASSWD)
-        workdir = self._workdir().lstrip("/")
-        if ".." in Path(workdir).parts:
-            raise InvalidRequestError(f"workdir {workdir!r} holds '..'")
-        (root / workdir).mkdir(parents=True, exist_ok=True)
-
-    def open_tree(self) -> None:
-        """Open what was made."""
-        root = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._files = RootFiles(root, os.getuid(), self._runtime.threads, (0, 0))
-
-    def _workdir(self) -> str:
-        return self._spec.workdir or self._image.config.workdir or "/"
-
-    # --- exec -------------------------------------------------------------------------
-
-    async def start_exec(self, request: ExecRequest, operation_id: str) -> FakeExec:
-        """See `SandboxHandle.start_exec`."""
-        self._require_alive()
-        plan = self._plan(request)
-        cwd = self._open_cwd(plan.cwd)
-        try:
-            running = FakeExec(plan.request, operation_id, self._id, ended=self._execs.discard)
-            streams = open_streams(plan.request)
-            self._execs.add(running)
-            try:
-                status = self._runtime.launch(
-                    plan.argv,
-                    plan.env,
-                    plan.paths,
-                    cwd,
-                    streams.theirs,
-                    pty=request.pty is not None,
-                )
-            finally:
-                streams.close_theirs()
-        finally:
-            os.close(cwd)
-        failure = await running.begin(status, streams)
-        if failure is not None:
-            raise self._failure(plan, *failure)
-        return running
-
-    def _plan(self, request: ExecRequest) -> _Plan:
-        self._check_user(request)
-        env = _merge_env(self._image, self._spec, request, str(self.directory / "root"))
-        if request.command is not None:
-            argv = [os.fsencode(request.shell), b"-c", _encode(request.command, "the command")]
-        else:
-            argv = [_encode(argument, "an argument") for argument in request.argv or ()]
-        cwd = _encode(request.cwd if request.cwd is not None else self._workdir(), "cwd")
-        if not cwd.startswith(b"/"):
-            raise InvalidRequestError(f"cwd {request.cwd!r} is not absolute")
-        normalised = request.model_copy(
-            update={
-                "cwd": os.fsdecode(cwd),
-                "env": {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()},
-                "user": request.user if request.user is not None else self._spec.user or "root",
-            }
-        )
-        return _Plan(normalised, argv, env, self._candidates(argv[0], env), cwd)
-
-    def _check_user(self, request: ExecRequest) -> None:
-        """Users are looked up like anywhere else, but only our own can be had."""
-        user = request.user if request.user is not None else self._spec.user
-        name = str(user if user is not None else "root").partition(":")[0]
-        if name in {"root", "0"}:
-            return
-        passwd = (self.directory / "etc/passwd").read_text(errors="replace").splitlines()
-        known = [line.split(":") for line in passwd if line.count(":") >= 3]
-        if not name.isdigit() and all(fields[0] != name for fields in known):
-            raise UserNotFoundError(f"user {name!r} is not in the sandbox's /etc/passwd")
-        raise CapabilityError(
-            f"the fake runtime runs commands as its own user only, not as {name!r}; "
-            "use the native runtime"
-        )
-
-    def _candidates(self, program: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
-        root = os.fsencode(self.directory)
-        if b"/" not in program:
-            directories = [entry for entry in env.get(b"PATH", b"").split(b":") if entry]
-            return [os.path.join(entry, program) for entry in directories]  # noqa: PTH118 (bytes)
-        if program.startswith(b"/"):
-            return [root + program, program]
-        return [program]
-
-    def _open_cwd(self, cwd: bytes) -> int:
-        try:
-            assert self._files is not None
-            return self._files.tree.open(cwd, os.O_PATH | os.O_DIRECTORY)
-        except OSError as error:
-            raise WorkdirNotFoundError(
-                f"working directory {os.fsdecode(cwd)!r}: {os.strerror(error.errno or 0)}"
-            ) from error
-
-    def _failure(self, plan: _Plan, stage: int, number: int) -> NotExecutedError:
-        program = os.fsdecode(plan.argv[0])[:200]
-        text = os.strerror(number)
-        if stage == fake_zygote.STAGE_CWD:
-            return WorkdirNotFoundError(f"working directory {plan.request.cwd!r}: {text}")
-        if number == errno.E2BIG:
-            return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
-        if number in (errno.ENOENT, errno.ENOTDIR) and not self._has_program(plan):
-            if plan.request.command is not None:
-                return ShellNotFoundError(f"no shell {program!r} in the sandbox; pass argv instead")
-            return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
-        return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
-
-    def _has_program(self, plan: _Plan) -> bool:
-        """Whether any of the paths that were tried is there; relative ones lie below cwd."""
-        below = self.directory / os.fsdecode(plan.cwd).lstrip("/")
-        return any((below / os.fsdecode(path)).exists() for path in plan.paths)
-
-    # --- processes, ports -------------------------------------------------------------
-
-    async def processes(self) -> tuple[ProcessInfo, ...]:
-        """See `SandboxHandle.processes`."""
-        self._require_alive()
-        return self.own_processes()
-
-    def supervisors(self) -> list[int]:
-        """Pids of the processes below which everything of it runs."""
-        return [e.supervisor for e in self._execs if e.supervisor is not None]
-
-    def own_processes(self) -> tuple[ProcessInfo, ...]:
-        """All that runs, also while it is being ended."""
-        return tuple(info for running in list(self._execs) for info in running.processes())
-
-    async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
-        """See `SandboxHandle.kill_processes`."""
-        self._require_alive()
-        chosen = [e for e in self._execs if operation_id in (None, e.operation_id)]
-        killed = await asyncio.gather(*(running.kill() for running in chosen))
-        return tuple(info for infos in killed for info in infos)
-
-    async def listening_ports(self) -> tuple[int, ...]:
-        """See `SandboxHandle.listening_ports`; those of the sandbox's own processes."""
-        pids = [info.pid for info in await self.processes()]
-        inodes = {inode for pid in pids for inode in _socket_inodes(pid)}
-        return tuple(sorted({port for port, inode in _listeners() if inode in inodes}))
-
-    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """See `SandboxHandle.connect`."""
-        if port in await self.listening_ports():
-            for address in ("127.0.0.1", "::1"):
-                with contextlib.suppress(OSError):
-                    return await asyncio.open_connection(address, port)
-        raise PortUnreachableError(f"nothing in the sandbox accepts connections on port {port}")
-
-    # --- ending -----------------------------------------------------------------------
-
-    async def export_upper(self, target: Path) -> None:
-        """See `SandboxHandle.export_upper`; there is no image below, so all of the tree."""
-        await self.kill_processes()
-        copy = await asyncio.create_subprocess_exec(
-            "cp", "-a", f"{self.directory}/.", str(target), stdin=subprocess.DEVNULL
-        )
-        if await copy.wait() != 0:
-            raise CreateError(f"could not copy the sandbox's tree to {target}")
-
-    async def destroy(self) -> None:
-        """See `SandboxHandle.destroy`."""
-        if self._end is None:
-            self._end = asyncio.get_running_loop().create_task(self._destroy())
-        await asyncio.shield(self._end)
-
-    async def _destroy(self) -> None:
-        await asyncio.gather(*(running.aclose() for running in list(self._execs)))
-        if self._files is not None:
-            self._files.close()
-        if self.directory.exists():
-            await asyncio.to_thread(shutil.rmtree, self.directory)
-        self._runtime.forget(self._id)
-
-    def die(self, cause: str) -> None:
-        """End as a sandbox does whose pid 1 was killed: its commands end, `gone` resolves."""
-        if not self.gone.done() and self._end is None:
-            for running in list(self._execs):
-                running.end(Reason.SANDBOX_GONE)
-            self.gone.set_result(Gone(cause))
-
-    def _require_alive(self) -> None:
-        if self._end is not None or self.gone.done():
-            raise SandboxGoneError(f"sandbox {self._id!r} has ended")
-
-
 async def die(sandbox: SandboxHandle) -> None:
     """End a sandbox of the fake runtime as if its pid 1 had been killed."""
     assert isinstance(sandbox, FakeSandbox)
     sandbox.die("signal 9")
-
-
-def _socket_inodes(pid: int) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = str(entry.readlink())
-                if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
-
-
-def _listeners() -> list[tuple[int, str]]:
-    """TCP ports that are listened on in this network namespace, with their sockets' inodes."""
-    found = []
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with contextlib.suppress(FileNotFoundError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A":
-                    found.append((int(fields[1].rpartition(":")[2], 16), fields[9]))
-    return found
 
 
 class FakeRuntime:
