@@ -176,7 +176,10 @@ static void build_stream(struct builder *b, struct stream *stream, uint16_t data
 	else
 		build_bytes(b, data, stream->held, stream->held_len);
 	if (stream->spool_errno)
-		build_u64(b, TAG_SPOOL_ERRNO, (uint64_t)stream->spool_errno);
+		build_u64s(b, TAG_SPOOL_ERRNO,
+			   (uint64_t[]){data == TAG_STDOUT_DATA ? 1u : 2u,
+					(uint64_t)stream->spool_errno},
+			   2);
 }
 
 static void answer_end(struct exec *exec, int status, enum reason reason, uint64_t ooms,

@@ -2,9 +2,13 @@
  * Start a command in a sandbox, through three processes that share our memory and run while
  * we wait:
  *
- *   joiner   closes all that is ours, then joins the namespaces of pid 1
+ *   joiner   closes all that is ours, then joins the namespaces of pid 1 but for the user's
  *   inner    the first process born inside: its children's orphans go to the sandbox's pid 1
- *   command  sets itself up and executes
+ *   command  sets itself up, joins the user namespace, and executes
+ *
+ * As long as they are not of the sandbox's user namespace, nobody in it can signal them: neither
+ * a SIGKILL to everything, which would make us go on while the command still uses our memory,
+ * nor a SIGSTOP, which would make us wait. For the rest of the way: watchdog.h.
  *
  * When the joiner returns, the command is pid 1's child. All of them are in vfork relative to
  * their parents, so that the OOM killer never takes one, and us with it, for its memory.
@@ -13,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -28,6 +33,7 @@
 #include "kernel.h"
 #include "seccomp.h"
 #include "spawner.h"
+#include "watchdog.h"
 
 #define CAP(name) (1u << (name))
 #define HIGH_FD 128
@@ -39,8 +45,8 @@
 	 CAP(CAP_NET_BIND_SERVICE) | CAP(CAP_NET_RAW) | CAP(CAP_SYS_CHROOT) | CAP(CAP_MKNOD) |      \
 	 CAP(CAP_AUDIT_WRITE) | CAP(CAP_SETFCAP))
 
-#define ALL_NAMESPACES                                                                             \
-	(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS |  \
+#define OTHER_NAMESPACES                                                                             \
+	(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS |  \
 	 CLONE_NEWCGROUP)
 
 struct launch {
@@ -48,7 +54,8 @@ struct launch {
 	const char *path; /* the exec's own PATH */
 	int error;
 	const char *stage;
-	pid_t pid;
+	pid_t pid; /* written by the kernel, before the command runs */
+	uint32_t running; /* cleared by the kernel, when the command has left our memory */
 	bool pty;
 };
 
@@ -85,8 +92,8 @@ static int open_null(void)
 	return ends[0];
 }
 
-/* Everything in its final place; whatever else is open gets closed. */
-static int arrange_descriptors(const struct launch *launch)
+/* Everything in its final place; whatever else is open gets closed, but for `pidfd`. */
+static int arrange_descriptors(const struct launch *launch, int *pidfd)
 {
 	const struct exec_spec *spec = launch->spec;
 	int high[EXTRA_MAX];
@@ -109,6 +116,10 @@ static int arrange_descriptors(const struct launch *launch)
 	}
 	if (dup2(SLOT_OUT, 1) < 0 || dup2(launch->pty ? SLOT_OUT : SLOT_ERR, 2) < 0)
 		return -errno;
+	/* The last of ours: it leads to the sandbox's own pid 1. */
+	*pidfd = fcntl(SLOT_PIDFD, F_DUPFD_CLOEXEC, HIGH_FD);
+	if (*pidfd < 0)
+		return -errno;
 	/* In the order of their numbers, so that the gaps between them can be closed. */
 	for (int target = 3; target < HIGH_FD; target++)
 		for (size_t i = 0; i < spec->extra_count; i++) {
@@ -120,7 +131,20 @@ static int arrange_descriptors(const struct launch *launch)
 				return -errno;
 			last = target;
 		}
-	return sys_close_range((unsigned)last + 1, ~0u, 0) < 0 ? -errno : 0;
+	for (size_t i = 0; i < spec->extra_count; i++)
+		close(high[i]);
+	return sys_close_range((unsigned)last + 1, HIGH_FD - 1, 0) < 0 ? -errno : 0;
+}
+
+/* From here on the sandbox's root has power over us. */
+static int join_user_namespace(int pidfd)
+{
+	if (setns(pidfd, CLONE_NEWUSER) < 0)
+		return -errno;
+	/* A change of identity may have undone this. */
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+		return -errno;
+	return close(pidfd) < 0 ? -errno : 0;
 }
 
 static int drop_capabilities(bool root)
@@ -222,11 +246,11 @@ NEVER_RETURNS static int command(void *context)
 	const struct exec_spec *spec = launch->spec;
 	struct rlimit no_core = {0, 0};
 	sigset_t none;
-	int error;
+	int error, pidfd = -1;
 
 	if (setsid() < 0)
 		return failed(launch, "session", -errno);
-	error = arrange_descriptors(launch);
+	error = arrange_descriptors(launch, &pidfd);
 	if (error)
 		return failed(launch, "descriptors", error);
 	if (launch->pty && ioctl(0, TIOCSCTTY, 0) < 0)
@@ -234,6 +258,9 @@ NEVER_RETURNS static int command(void *context)
 	umask(spec->mask);
 	if (setrlimit(RLIMIT_CORE, &no_core) < 0)
 		return failed(launch, "limits", -errno);
+	error = join_user_namespace(pidfd);
+	if (error)
+		return failed(launch, "join", error);
 	error = take_identity(spec);
 	if (error)
 		return failed(launch, "user", error);
@@ -246,28 +273,28 @@ NEVER_RETURNS static int command(void *context)
 
 /* --- inner and joiner ---------------------------------------------------------------- */
 
-static long start(int (*fn)(void *), struct launch *launch, uint8_t *stack, size_t size,
-		  uint64_t flags, uint64_t exit_signal, int cgroup)
-{
-	struct clone_args args = {
-		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | flags,
-		.exit_signal = exit_signal,
-		.stack = (uint64_t)(uintptr_t)stack,
-		.stack_size = size,
-		.cgroup = (uint64_t)(unsigned)cgroup,
-	};
-
-	return clone_onto_stack(&args, fn, launch);
-}
+#define STACK(area)                                                                                \
+	.stack = (uint64_t)(uintptr_t)(area), .stack_size = sizeof(area)
 
 static int inner(void *context)
 {
 	struct launch *launch = context;
-	long pid = start(command, launch, command_stack, sizeof(command_stack), 0, SIGCHLD, 0);
+	struct clone_args args = {
+		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PARENT_SETTID |
+			 CLONE_CHILD_CLEARTID,
+		.exit_signal = SIGCHLD,
+		.parent_tid = (uint64_t)(uintptr_t)&launch->pid,
+		.child_tid = (uint64_t)(uintptr_t)&launch->running,
+		STACK(command_stack),
+	};
+	long pid;
 
-	if (pid < 0)
+	launch->running = 1;
+	pid = clone_onto_stack(&args, command, launch);
+	if (pid < 0) {
+		launch->running = 0;
 		return failed(launch, "fork", (int)pid);
-	launch->pid = (pid_t)pid;
+	}
 	/* Pid 1 shall not hear of what never was a command. */
 	if (launch->error)
 		syscall(SYS_wait4, pid, NULL, __WALL, NULL);
@@ -277,6 +304,10 @@ static int inner(void *context)
 static int joiner(void *context)
 {
 	struct launch *launch = context;
+	struct clone_args args = {
+		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES,
+		STACK(inner_stack),
+	};
 	long pid;
 	int error = cgroup_enter_v1(launch->spec->sandbox);
 
@@ -285,15 +316,9 @@ static int joiner(void *context)
 	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0)
 		return failed(launch, "descriptors", -errno);
 	close(2);
-	if (setns(SLOT_PIDFD, ALL_NAMESPACES) < 0)
+	if (setns(SLOT_PIDFD, OTHER_NAMESPACES) < 0)
 		return failed(launch, "join", -errno);
-	if (syscall(SYS_setresgid, 0, 0, 0) < 0 || syscall(SYS_setresuid, 0, 0, 0) < 0)
-		return failed(launch, "join", -errno);
-	/* A change of identity may have undone this; nobody is born inside before it holds. */
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return failed(launch, "join", -errno);
-	close(SLOT_PIDFD);
-	pid = start(inner, launch, inner_stack, sizeof(inner_stack), 0, 0, 0);
+	pid = clone_onto_stack(&args, inner, launch);
 	if (pid < 0)
 		return failed(launch, "fork", (int)pid);
 	syscall(SYS_wait4, pid, NULL, __WALL, NULL);
@@ -308,6 +333,15 @@ static const char *path_of(char **env)
 	return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 }
 
+/* The command still uses our memory if what waited for it was killed: only by the machine's end. */
+static void await_departure(struct launch *launch)
+{
+	uint32_t running;
+
+	while ((running = __atomic_load_n(&launch->running, __ATOMIC_ACQUIRE)))
+		syscall(SYS_futex, &launch->running, FUTEX_WAIT, running, NULL, NULL, 0);
+}
+
 pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage)
 {
 	struct launch launch = {
@@ -315,17 +349,30 @@ pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage)
 		.path = path_of(spec->env),
 		.pty = spec->flags & EXEC_FLAG_PTY,
 	};
-	long pid = start(joiner, &launch, joiner_stack, sizeof(joiner_stack), CLONE_CGROUP, 0, cgroup);
+	struct clone_args args = {
+		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_CGROUP,
+		.cgroup = (uint64_t)(unsigned)cgroup,
+		STACK(joiner_stack),
+	};
+	char path[ID_MAX + 32];
+	long pid;
 
-	if (pid < 0) {
-		*stage = "fork";
-		return (pid_t)pid;
+	snprintf(path, sizeof(path), "%s/x%llu", spec->sandbox->id, (unsigned long long)spec->id);
+	watchdog_begin(path, spec->sandbox->suspect);
+	pid = clone_onto_stack(&args, joiner, &launch);
+	if (pid >= 0) {
+		while (syscall(SYS_wait4, pid, NULL, __WALL, NULL) < 0 && errno == EINTR)
+			;
+		await_departure(&launch);
 	}
-	while (syscall(SYS_wait4, pid, NULL, __WALL, NULL) < 0 && errno == EINTR)
-		;
-	*stage = launch.stage;
-	if (launch.error)
-		return launch.error;
+	if (watchdog_end()) {
+		spec->sandbox->suspect = true;
+		*stage = "launch";
+		return -ETIMEDOUT;
+	}
+	*stage = pid < 0 ? "fork" : launch.stage;
+	if (pid < 0 || launch.error)
+		return pid < 0 ? (pid_t)pid : launch.error;
 	*stage = "fork";
 	return launch.pid > 0 ? launch.pid : -ECHILD;
 }

@@ -24,6 +24,7 @@
 #include "remove.h"
 #include "seccomp.h"
 #include "spawner.h"
+#include "watchdog.h"
 
 #define EVENTS_PER_TURN 64
 
@@ -187,6 +188,8 @@ int main(int argc, char **argv)
 		init_main();
 	if (argc == 1 && strcmp(argv[0], REMOVER_NAME) == 0)
 		remover_main();
+	if (argc == 1 && strcmp(argv[0], WATCHDOG_NAME) == 0)
+		watchdog_main();
 	if (argc == 2 && strcmp(argv[1], "--version") == 0) {
 		printf("protocol %d\n", PROTOCOL_VERSION);
 		return 0;

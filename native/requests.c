@@ -11,6 +11,7 @@
 
 #include "init.h"
 #include "spawner.h"
+#include "watchdog.h"
 
 #define TEXT_MAX 65536u
 #define NAME_LENGTH_MAX 255u
@@ -208,6 +209,11 @@ static void handle_hello(struct request *r)
 	}
 	worker.spool = keep_fd(r, spool);
 	worker.program = keep_fd(r, program);
+	error = watchdog_start();
+	if (error) {
+		answer_error(r->frame->request, -error, "watchdog", "");
+		return;
+	}
 	worker.in_process = flags & HELLO_FLAG_IN_PROCESS;
 	worker.greeted = true;
 	inotify_prepare();
@@ -530,9 +536,13 @@ static uint64_t count_descriptors(void)
 
 static void handle_stat(struct request *r)
 {
-	struct builder *b;
 	uint64_t descriptors = count_descriptors();
+	struct builder *b;
 
+	if (r->frame->len)
+		unknown_tag(r);
+	if (refused(r))
+		return;
 	b = answer_begin(TYPE_OK, r->frame->request);
 	build_u64(b, TAG_NUMBER, (uint64_t)getpid());
 	build_u64(b, TAG_NUMBER, worker.sandboxes);

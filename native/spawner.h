@@ -66,6 +66,7 @@ struct sandbox {
 	enum sandbox_state state;
 	uint32_t id_base;
 	bool no_new_privs;
+	bool suspect; /* it has held up a launch */
 	bool listed;
 	bool channel_ended;
 	pid_t pid;

@@ -4,6 +4,7 @@
  *   trace PID      attach to a process and never wait for it
  *   grow MIB       touch that much memory, then say so and pause
  *   watch SECONDS  try to open whatever appears in /proc for writing or reading of its memory
+ *   stop SECONDS   send SIGSTOP to everything in the sandbox, again and again
  *   calls          make system calls that must be refused; print "NAME errno" for each
  *   rlimits        print the limits
  *   deep N         make N nested directories below the current one
@@ -116,6 +117,16 @@ static int watch(double seconds)
 	return 0;
 }
 
+static int stop(double seconds)
+{
+	time_t until = time(NULL) + (time_t)seconds;
+
+	while (time(NULL) < until)
+		kill(-1, SIGSTOP);
+	kill(-1, SIGCONT);
+	return 0;
+}
+
 static void say(const char *name, long result)
 {
 	printf("%s %s\n", name, result < 0 ? strerrorname_np(errno) : "ok");
@@ -193,6 +204,8 @@ int main(int argc, char **argv)
 		return grow((size_t)atol(value));
 	if (strcmp(verb, "watch") == 0)
 		return watch(atof(value));
+	if (strcmp(verb, "stop") == 0)
+		return stop(atof(value));
 	if (strcmp(verb, "calls") == 0)
 		return calls();
 	if (strcmp(verb, "rlimits") == 0)

@@ -119,12 +119,16 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
     data: dict[int, bytes] = {}
     leftovers: list[Leftover] = []
     numbers: memoryview | None = None
+    unspooled: dict[int, int] = {}
     for tag, value in fields:
         if tag == Tag.END_NUMBERS:
             numbers = value
         elif tag == Tag.LEFTOVER:
             host_pid, pid = wire.U64_PAIR.unpack_from(value)
             leftovers.append(Leftover(host_pid, pid, bytes(value[16:])))
+        elif tag == Tag.SPOOL_ERRNO:
+            stream, code = wire.U64_PAIR.unpack(value)
+            unspooled[stream] = code
         else:
             data[tag] = bytes(value)
     if numbers is None:
@@ -154,12 +158,14 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
             out_digest,
             data.get(Tag.STDOUT_DATA),
             None if out_fd is None else descriptors[wire.U32.unpack(out_fd)[0]],
+            unspooled.get(1, 0),
         ),
         StreamEnd(
             err_total,
             err_digest,
             data.get(Tag.STDERR_DATA),
             None if err_fd is None else descriptors[wire.U32.unpack(err_fd)[0]],
+            unspooled.get(2, 0),
         ),
         tuple(leftovers),
     )

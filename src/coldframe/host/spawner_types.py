@@ -146,6 +146,11 @@ class StreamEnd:
     """The whole stream, or None when it lies in the spool."""
     spool_fd: int | None
     """Belongs to the receiver. Layout: `wire.spool_pieces`."""
+    spool_errno: int = 0
+    """Not 0: the spool could not be written (ENOSPC, ...) and less than the window is kept.
+
+    Total and digest are of the whole all the same.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Tag(IntEnum):
     DURATIONS = 54
     FEATURE = 55
     MADE_FD = 56
+    SPOOL_ERRNO = 57
     ERRNO = 60
     STAGE = 61
     MESSAGE = 62

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from coldframe.host import wire
 from coldframe.host.spawner import SpawnerFault
 from coldframe.host.wire import Reason, Scope
-from tests.fixtures.native import Native
+from tests.fixtures.native import Native, running
 
 
 async def test_exec_output_returns_streams_apart_with_digests(native: Native) -> None:
@@ -425,3 +429,44 @@ async def test_orphans_are_reaped_by_pid_1(native: Native) -> None:
         assert end.code == 0
 
     await native.wait_for_names(sandbox)
+
+
+@contextlib.contextmanager
+def _small_file_system(place: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "full", place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+async def test_spool_on_a_full_disk_is_told_and_ends_nothing(
+    native_home: Path, tmp_path: Path
+) -> None:
+    """A full disk costs the window of the output, never the command or its digest."""
+    with _small_file_system(tmp_path):
+        async with running(native_home, spool=tmp_path) as native:
+            sandbox = await native.create()
+            end = await native.sh(sandbox, "head -c 1000000 /dev/zero; exit 3", inline_bytes=100)
+            end.close()
+
+    assert (end.code, end.stdout.total) == (3, 1000000)
+    assert end.stdout.sha256 == hashlib.sha256(bytes(1000000)).digest()
+    assert end.stdout.spool_errno == errno.ENOSPC
+    assert end.stderr.spool_errno == 0
+
+
+async def test_endless_output_costs_bounded_memory_and_disk(native: Native) -> None:
+    """`yes` for as long as it likes: the spool stays what it was given."""
+    sandbox = await native.create()
+    worker = native.spawner.pids[0]
+
+    end = await native.sh(sandbox, "yes | head -c 100000000", spool_bytes=1 << 20)
+
+    assert end.stdout.total == 100_000_000
+    assert end.stdout.spool_fd is not None
+    assert os.fstat(end.stdout.spool_fd).st_size == 1 << 20
+    end.close()
+    status = Path(f"/proc/{worker}/status").read_text()  # noqa: ASYNC240
+    (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+    assert int(peak) < 20_000

@@ -6,6 +6,7 @@ One test per kind of fault that container runtimes have had.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 from pathlib import Path
@@ -291,3 +292,39 @@ async def test_dev_null_replaced_inside_cannot_block_an_exec(native: Native) -> 
     end = await native.run(sandbox, "cat", deadline_s=10)
 
     assert (end.code, end.stdout.data) == (0, b"")
+
+
+async def test_sandbox_that_stops_every_newcomer_cannot_hold_the_worker(native: Native) -> None:
+    """While a command is launched the worker waits for it; a SIGSTOP then must not be for ever."""
+    hostile, other = await native.create(pids=100), await native.create()
+    attacker = native.start(hostile, "probe", "stop", "6", deadline_s=30)
+    await native.wait_for_names(hostile, b"probe")
+    victims = [native.start(hostile, "true", deadline_s=1) for _ in range(40)]
+
+    async with asyncio.timeout(60):
+        assert (await native.run(other, "true")).code == 0
+        ended = await asyncio.gather(*(v.ended for v in victims), return_exceptions=True)
+    for end in ended:
+        if isinstance(end, SpawnerFault):
+            assert (end.stage, end.errno) == ("launch", errno.ETIMEDOUT)
+        else:
+            assert not isinstance(end, BaseException)
+    await native.spawner.destroy(hostile.sandbox_id)
+    await attacker.ended
+    assert native.lost == []
+
+
+async def test_sandbox_that_kills_every_newcomer_cannot_hurt_the_worker(native: Native) -> None:
+    """A helper killed at the wrong moment must not leave a command in the worker's memory."""
+    hostile, other = await native.create(pids=100), await native.create()
+    attacker = native.start(hostile, "sh", "-c", "trap '' TERM; while :; do kill -9 -1; done")
+    await native.wait_for_names(hostile, b"sh")
+    killed = 0
+    for _ in range(60):
+        end = await native.run(hostile, "true", deadline_s=10)
+        killed += end.signalled
+        assert (await native.run(other, "true")).code == 0
+
+    assert killed > 0
+    await native.spawner.destroy(hostile.sandbox_id)
+    await attacker.ended
