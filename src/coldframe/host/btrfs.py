@@ -19,6 +19,7 @@ def _number(direction: int, command: int, size: int) -> int:
 
 _SUBVOL_CREATE = _number(_WRITE, 14, 4096)
 _SNAP_DESTROY = _number(_WRITE, 15, 4096)
+_SYNC = _number(0, 8, 0)
 _QUOTA_CTL = _number(_READ | _WRITE, 40, 16)
 _QGROUP_LIMIT = _number(_READ, 43, 48)
 
@@ -38,6 +39,11 @@ def create_subvolume(directory: int, name: str) -> None:
 def destroy_subvolume(directory: int, name: str) -> None:
     """Drop a subvolume with all its content, at once; its space comes back soon. Raises OSError."""
     fcntl.ioctl(directory, _SNAP_DESTROY, _named(name))
+
+
+def sweep(directory: int) -> None:
+    """Commit, and begin to free what was dropped. Raises OSError."""
+    fcntl.ioctl(directory, _SYNC)
 
 
 def enable_simple_quota(directory: int) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from coldframe.host import cgroups
 from coldframe.host.idranges import is_sandbox_base
 
+_DYING = " (deleted)"
+"""The kernel's mark on a cgroup that is removed: what is still in it has ended already."""
 _NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|user|uts):\[(\d+)\]")
 
 
@@ -133,6 +135,8 @@ def _stray_processes(scope: Scope) -> Iterator[str]:
         if first_id in scope.live_ids or _only_init_can_reap(pid):
             continue
         named = sandbox_of(pid)
+        if named is not None and named[1].endswith(_DYING):
+            continue
         if named is not None and named[0] == scope.node_id and named[1] not in scope.live:
             yield f"process {pid} of sandbox {named[1]}"
         elif named is None and first_id in scope.own_ids:

@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -23,8 +24,14 @@ RemoveTree = Callable[[int, str], Awaitable[int]]
 """Removes a name below an open directory with all that it holds (`Spawner.remove_tree`)."""
 
 _RESERVE_BYTES = 256 << 20
+_POOL_RESERVE_BYTES = 16 << 20
+_COMMIT_S = "10"
+"""Between commits nothing of a dropped subvolume becomes free."""
+_SWEEP_S = 5.0
+_SWEEP_POLL_S = 0.05
 _POOL_LEAST_BYTES = 256 << 20
 _POOL_SHARE = 0.8
+_MIXED_BELOW = 1 << 30
 _TMPFS_BYTES = 2 << 30
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_UPPERS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat"})
@@ -58,19 +65,22 @@ class Storage(Protocol):
         """Give everything back. Twice is fine."""
 
 
-def open_storage(kind: str, *, node_id: str, state: Path, pools: Path) -> Storage:
+def open_storage(
+    kind: str, *, node_id: str, state: Path, pools: Path, pool_bytes: int | None = None
+) -> Storage:
     """Return the storage of that kind, or for `auto` the best one that works here.
 
     Args:
         kind: auto, btrfs, directory or tmpfs.
         state: the node's directory.
         pools: where a loop-backed file system's file is made (and at once unlinked).
+        pool_bytes: its size; None: four fifths of what is free. Sparse: it takes what is written.
     Raises:
         InvalidRequestError: no such kind.
         CapabilityError: that kind does not work here; the message says what helps.
     """
     if kind == "btrfs":
-        return BtrfsStorage(pools, node_id)
+        return BtrfsStorage(pools, node_id, size_bytes=pool_bytes)
     if kind == "directory":
         return DirectoryStorage(state / "uppers")
     if kind == "tmpfs":
@@ -79,7 +89,7 @@ def open_storage(kind: str, *, node_id: str, state: Path, pools: Path) -> Storag
         raise InvalidRequestError(f"storage {kind!r}: auto, btrfs, directory or tmpfs")
     reasons: list[str] = []
     makers: tuple[Callable[[], Storage], ...] = (
-        lambda: BtrfsStorage(pools, node_id),
+        lambda: BtrfsStorage(pools, node_id, size_bytes=pool_bytes),
         lambda: DirectoryStorage(state / "uppers"),
         TmpfsStorage,
     )
@@ -159,6 +169,7 @@ class BtrfsStorage:
         Raises CapabilityError.
         """
         self._quota = False
+        self._dropped = False
         self._pools = pools
         pools.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._host = os.open(pools, _DIRECTORY)
@@ -172,8 +183,7 @@ class BtrfsStorage:
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
         require_space(self._host, str(self._pools))
-        with _full_named("the pool of uppers"):
-            btrfs.create_subvolume(self._root, sandbox_id)
+        self._create(sandbox_id)
         subvolume = self.open(sandbox_id)
         try:
             os.fchmod(subvolume, 0o700)
@@ -184,6 +194,32 @@ class BtrfsStorage:
             btrfs.destroy_subvolume(self._root, sandbox_id)
             raise
         return subvolume
+
+    def _create(self, sandbox_id: str) -> None:
+        """Make the subvolume; what was dropped lately may have to be swept first.
+
+        Raises StorageFullError.
+        """
+        deadline = time.monotonic() + _SWEEP_S
+        while True:
+            try:
+                self._require_pool_space()
+                with _full_named("the pool of uppers"):
+                    btrfs.create_subvolume(self._root, sandbox_id)
+            except StorageFullError:
+                if not self._dropped or time.monotonic() > deadline:
+                    raise
+                btrfs.sweep(self._root)
+                time.sleep(_SWEEP_POLL_S)
+            else:
+                self._dropped = False
+                return
+
+    def _require_pool_space(self) -> None:
+        # Not `f_bavail`: btrfs calls that 0 as soon as its metadata has to share.
+        status = os.fstatvfs(self._root)
+        if status.f_bfree * status.f_frsize < _POOL_RESERVE_BYTES:
+            raise StorageFullError("the pool of uppers is full: end sandboxes, or remove files")
 
     def _limit(self, subvolume: int, disk_bytes: int) -> None:
         try:
@@ -205,6 +241,7 @@ class BtrfsStorage:
         """See `Storage.remove`."""
         try:
             btrfs.destroy_subvolume(self._root, sandbox_id)
+            self._dropped = True
         except FileNotFoundError:
             return
         except OSError as error:
@@ -339,10 +376,15 @@ def _mount_pool(path: Path, size_bytes: int | None) -> int:
         ) from error
     try:
         os.ftruncate(fd, size_bytes or _pool_size(fd))
-        _make_file_system(program, path)
+        _make_file_system(program, path, os.fstat(fd).st_size)
         device, device_path = loopdev.attach(fd)
         try:
-            options = {"source": device_path, "discard": "async", "nobarrier": None}
+            options = {
+                "source": device_path,
+                "discard": "async",
+                "nobarrier": None,
+                "commit": _COMMIT_S,
+            }
             mount = syscalls.mount_detached("btrfs", options, syscalls.MOUNT_ATTR_NOATIME)
         finally:
             os.close(device)
@@ -367,8 +409,12 @@ def _pool_size(fd: int) -> int:
     return size
 
 
-def _make_file_system(program: str, path: Path) -> None:
-    command = [program, "-q", "-K", "-m", "single", "-d", "single", str(path)]
+def _make_file_system(program: str, path: Path, size: int) -> None:
+    command = [program, "-q", "-K", "-m", "single", "-d", "single"]
+    if size < _MIXED_BELOW:
+        # Else data takes every block, and not even a removal finds room for its metadata.
+        command.append("--mixed")
+    command.append(str(path))
     made = subprocess.run(command, capture_output=True, check=False)
     if made.returncode != 0:
         text = made.stderr.decode("utf-8", "replace").strip().splitlines()

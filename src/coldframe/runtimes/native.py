@@ -65,6 +65,7 @@ class NativeRuntime:
         storage: str = "auto",
         workers: int = 2,
         pools: Path | None = None,
+        pool_bytes: int | None = None,
         binary: Path | None = None,
     ) -> None:
         """Nothing is touched before `start`.
@@ -76,12 +77,13 @@ class NativeRuntime:
             storage: auto, btrfs, directory or tmpfs.
             workers: spawner processes.
             pools: where a pool of uppers takes its space; None: `<home>/pools`.
+            pool_bytes: how much it may take; None: four fifths of what is free.
             binary: the native program; None: the package's own.
         """
         self._node_id, self._layers, self._state = node_id, layers, state
         self._storage_kind, self._workers, self._binary = storage, workers, binary
         self._home = state.parent.parent
-        self._pools = pools or self._home / "pools"
+        self._pools, self._pool_bytes = pools or self._home / "pools", pool_bytes
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._making: set[asyncio.Future[Any]] = set()
         self._spawners: list[Spawner] = []
@@ -142,6 +144,7 @@ class NativeRuntime:
                 node_id=self._node_id,
                 state=self._state,
                 pools=self._pools,
+                pool_bytes=self._pool_bytes,
             )
             undo.callback(self._storage.close)
             self._spawners = [await self._start_spawner(self._workers)]

@@ -158,6 +158,32 @@ async def test_every_storage_runs_limits_and_exports(
         assert (hole.st_size, hole.st_blocks * 512 < MIB) == (5000001, True)
 
 
+async def test_full_pool_fails_typed_and_recovers(
+    tmp_path: Path, image_store: ImageStore, busybox_image: Image
+) -> None:
+    """Nothing half-written is left, nothing is lost, and room that is made is used."""
+    layers = image_store.layers_directory
+    options = {"storage": "btrfs", "pool_bytes": 256 * MIB}
+    async with native_runtime_in(tmp_path, layers, **options) as runtime:
+        spec = SandboxSpec(image="busybox")
+        greedy = await runtime.create(new_sandbox_id(runtime.node_id), spec, busybox_image)
+        await greedy.files.write("/precious", pieces(b"kept"))
+        with pytest.raises(StorageFullError):
+            await greedy.files.write("/big", pieces(*[os.urandom(MIB)] * 512))
+        assert {entry.name for entry in await greedy.files.list("/")}.isdisjoint({b"big"})
+
+        assert not (await run(greedy, "cat /dev/urandom > /fill")).ok
+        with pytest.raises(StorageFullError):
+            await runtime.create(new_sandbox_id(runtime.node_id), spec, busybox_image)
+        with pytest.raises(StorageFullError):
+            await greedy.files.tar_up("/t", greedy.files.tar_down("/"))
+        assert [piece async for piece in greedy.files.read("/precious")] == [b"kept"]
+
+        await greedy.destroy()
+        other = await runtime.create(new_sandbox_id(runtime.node_id), spec, busybox_image)
+        assert await other.files.write("/f", pieces(os.urandom(MIB))) == MIB
+
+
 async def test_disk_limit_on_a_storage_without_one_is_refused_with_the_remedy(
     tmp_path: Path, image_store: ImageStore, busybox_image: Image
 ) -> None:
