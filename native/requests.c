@@ -17,7 +17,6 @@
 #define NAME_LENGTH_MAX 255u
 #define MEASURE_MAX 1000u
 #define STRINGS_MAX 65536u
-#define TARGET_MAX 127u
 
 static char *argv_strings[STRINGS_MAX + 1];
 static char *env_strings[STRINGS_MAX + 1];
@@ -363,8 +362,8 @@ static void take_extra(struct request *r, const struct field *field, struct exec
 		return;
 	}
 	target = get_u32(field->data);
-	if (target < 3 || target > TARGET_MAX)
-		refuse(r, EINVAL, "an extra descriptor's number is not within 3 to 127");
+	if (target < 3 || target > EXTRA_TARGET_MAX)
+		refuse(r, EINVAL, "an extra descriptor's number is not within 3 to 47");
 	spec->extra[spec->extra_count].target = (int)target;
 	spec->extra[spec->extra_count].fd = take_fd(r, field, 4);
 	spec->extra_count++;

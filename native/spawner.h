@@ -26,6 +26,7 @@ enum slot {
 };
 
 #define EXTRA_MAX 8u
+#define EXTRA_TARGET_MAX 47
 #define LAYERS_MAX 128u
 #define GROUPS_MAX 256u
 #define WATCHERS_MAX 8u

@@ -100,7 +100,7 @@ class ExecSpec:
     stdin: int | None = None
     """Descriptor that the command reads; None: /dev/null."""
     extra: Sequence[tuple[int, int]] = ()
-    """(number inside, descriptor) pairs."""
+    """(number inside, 3 to 47, descriptor) pairs; at most 8."""
     no_new_privs: bool = False
     merge_stderr: bool = False
     want_started: bool = False
