@@ -69,9 +69,10 @@ class NativeOutput:
                 data = inline[offset : offset + max_bytes]
                 return offset, data, offset + len(data) == len(inline)
             if cursor < self._totals[index]:
-                found = await self._kept(index, cursor, max_bytes)
-                if found is not None:
-                    return found
+                offset, data, at_end = await self._kept(index, cursor, max_bytes)
+                if data or at_end:
+                    return offset, data, at_end
+                cursor = offset
             elif self._eof[index] or (refreshed and not wait):
                 return self._totals[index], b"", self._eof[index]
             elif wait:
@@ -81,10 +82,12 @@ class NativeOutput:
                 refreshed = True
         return cursor, b"", True
 
-    async def _kept(
-        self, index: int, cursor: int, max_bytes: int
-    ) -> tuple[int, bytes, bool] | None:
-        """Read what the spool still has from `cursor` on; None if it was overwritten meanwhile."""
+    async def _kept(self, index: int, cursor: int, max_bytes: int) -> tuple[int, bytes, bool]:
+        """Read what the spool still has from `cursor` on.
+
+        Without data, the offset says how far there is none: it was overwritten meanwhile, or the
+        spool could not be written when its disk was full.
+        """
         size, head = self._spool_bytes, self._spool_bytes // 2
         offset = first_kept(size, self._totals[index], cursor)
         stop = min(offset + max_bytes, self._totals[index])
@@ -95,8 +98,9 @@ class NativeOutput:
             await self.mark()
             kept = first_kept(size, self._totals[index], offset)
             data, offset = data[kept - offset :], kept
+            stop = max(stop, kept)
         if not data:
-            return None
+            offset = stop
         at_end = self._eof[index] and offset + len(data) == self._totals[index]
         return offset, data, at_end
 
@@ -193,6 +197,8 @@ class NativeOutput:
         """Return the window of a stream that lies in a spool, as it was at the command's end."""
         if stream.data is not None or stream.spool_fd is None:
             return whole_window(stream, window_bytes)
+        if stream.spool_errno:
+            return _head_alone(stream, stream.spool_fd, self._spool_bytes, window_bytes)
         spool, total = self._spool_bytes, stream.total
         head_end, tail_start = window_ends(total, window_bytes, spool)
         data = read_spool(stream.spool_fd, spool, tail_start, total)
@@ -226,13 +232,22 @@ def _retrieve(opening: asyncio.Future[None]) -> None:
         opening.exception()
 
 
+def _head_alone(stream: StreamEnd, fd: int, spool_bytes: int, window_bytes: int) -> Output:
+    """The window of a stream whose spool ran out of disk: of its ring nothing is certain."""
+    stop = min(stream.total, spool_bytes // 2, window_bytes)
+    head = read_spool(fd, spool_bytes, 0, stop)
+    return Output.model_construct(
+        total_bytes=stream.total, sha256=stream.sha256.hex(), head=head, tail=b""
+    )
+
+
 def whole_window(stream: StreamEnd, window_bytes: int) -> Output:
     """The window of a stream that came back whole with the end."""
     data = stream.data or b""
     head_end, tail_start = window_ends(len(data), window_bytes, len(data))
     return Output.model_construct(
         total_bytes=stream.total,
-        sha256=stream.sha256.hex() if data else _EMPTY_SHA256,
+        sha256=stream.sha256.hex() if stream.total else _EMPTY_SHA256,
         head=data[:head_end],
         tail=data[tail_start:],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coldframe.host import census
-from coldframe.host.gc import reap_dead_nodes
+from coldframe.host.gc import hold_node, reap_dead_nodes
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import (
@@ -28,7 +29,13 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import new_operation_id, new_sandbox_id
 from coldframe.protocol.models import ExecRequest, Reason, SandboxSpec
 from coldframe.runtimes.native import NativeRuntime
-from tests.fixtures.runtime import MakeSandbox, native_runtime_in, open_descriptors, run
+from tests.fixtures.runtime import (
+    MakeSandbox,
+    native_runtime_in,
+    open_descriptors,
+    require_root,
+    run,
+)
 
 MIB = 1 << 20
 STORAGES = ("btrfs", "directory", "tmpfs")
@@ -182,6 +189,49 @@ async def test_full_pool_fails_typed_and_recovers(
         await greedy.destroy()
         other = await runtime.create(new_sandbox_id(runtime.node_id), spec, busybox_image)
         assert await other.files.write("/f", pieces(os.urandom(MIB))) == MIB
+
+
+async def test_output_beyond_a_full_disk_is_counted_and_its_loss_is_said(
+    tmp_path: Path, image_store: ImageStore, busybox_image: Image
+) -> None:
+    """The command is not to blame for our disk, and what is missing must not look complete."""
+    require_root()
+    spool = tmp_path / "nodes/full00/spool"
+    spool.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "x", str(spool)]
+    await asyncio.to_thread(subprocess.run, mount, check=True)
+    runtime = NativeRuntime("full00", image_store.layers_directory, spool.parent)
+    lock = hold_node(spool.parent)
+    assert lock is not None
+    try:
+        await runtime.start()
+        spec = SandboxSpec(image="busybox")
+        sandbox = await runtime.create(new_sandbox_id("full00"), spec, busybox_image)
+        command = "head -c 20000000 /dev/zero | tr '\\0' x; echo end >&2; exit 3"
+        request = ExecRequest(command=command)
+        for reads in (False, True):
+            running = await sandbox.start_exec(request, new_operation_id())
+            cursor, eof, dropped = 0, not reads, 0
+            while not eof:
+                chunk = await asyncio.wait_for(running.read("stdout", cursor, MIB), 20)
+                assert set(chunk.data) <= {ord("x")}
+                cursor, eof = chunk.next_cursor, chunk.eof
+                dropped += chunk.dropped_bytes
+            result = await running.wait()
+            await running.forget()
+
+            assert (result.exit_code, result.err.total_bytes) == (3, 4)
+            assert result.stderr == b"end\n" or result.err.omitted_bytes == 4
+            assert result.out.total_bytes == 20_000_000
+            assert result.out.sha256 == hashlib.sha256(b"x" * 20_000_000).hexdigest()
+            assert set(result.out.head) <= {ord("x")}
+            assert result.out.omitted_bytes > 18_000_000
+            assert not reads or dropped > 18_000_000
+        assert (await run(sandbox, "echo on")).stdout == b"on\n"
+    finally:
+        await runtime.close()
+        await asyncio.to_thread(subprocess.run, ["umount", str(spool)], check=True)
+        os.close(lock)
 
 
 async def test_disk_limit_on_a_storage_without_one_is_refused_with_the_remedy(
