@@ -15,6 +15,7 @@ $B mount -t cgroup2 -o nsdelegate,memory_recursiveprot cgroup2 /sys/fs/cgroup
 $B ifconfig lo up
 $B hostname guest
 $B mkdir /run/coldframe-guest
+[ -e /bin/busybox ] || $B cp "$B" /bin/busybox # tests make images of it
 
 # What `Delegate=yes` gives a service: every controller, in a cgroup that is its own.
 delegated=/sys/fs/cgroup/system.slice/coldframe-guest.service

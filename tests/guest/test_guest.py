@@ -144,11 +144,15 @@ async def test_exec_cpu_time_counts_children_that_nobody_waited_for(
 
 
 async def test_exec_reads_from_disk_are_counted(make_sandbox: MakeSandbox) -> None:
-    """By the exec's own cgroup: who wakes the disk is known."""
+    """By the exec's own cgroup, so those of a child that nobody waited for too."""
     sandbox = await make_sandbox()
     drop_caches()
 
-    result = await run(sandbox, "cat /bin/busybox >/dev/null")
+    result = await run(
+        sandbox,
+        "(cat /bin/busybox >/dev/null; echo done >/tmp/end) & "
+        "while [ ! -e /tmp/end ]; do sleep 0.05; done",
+    )
 
     assert result.resources.read_bytes is not None
     assert result.resources.read_bytes >= MIB // 2

@@ -18,6 +18,7 @@ from coldframe.protocol.errors import CapabilityError
 NAME = "coldframe"
 UNIFIED = "unified"
 CONTROLLERS = ("memory", "cpu", "pids")
+_IO = "io"
 _SELF_LEAF = "coldframe.self"
 _REMEDY = (
     "run it where cgroups may be made: as root, or under "
@@ -125,9 +126,11 @@ def make_node_cgroups(node_id: str) -> NodeCgroups:
             return NodeCgroups(paths, frozenset(v1))
         base, controllers = _delegated(trees[UNIFIED])
         wanted = [name for name in CONTROLLERS if name not in v1 and name in controllers]
-        _enable(_make(base / NAME), wanted)
         paths[UNIFIED] = _make(base / NAME / node_id)
-        _enable(paths[UNIFIED], wanted)
+        for cgroup in (base, base / NAME, paths[UNIFIED]):
+            _enable(cgroup, wanted)
+            # Limits nothing, but counts what each command reads and writes, where it is there.
+            _can_enable(cgroup, [_IO])
     except OSError as error:
         raise CapabilityError(f"cgroups cannot be made: {error}; {_REMEDY}") from error
     return NodeCgroups(paths, frozenset([*v1, *wanted]))
@@ -144,7 +147,8 @@ def _delegated(tree: Hierarchy) -> tuple[Path, set[str]]:
     Our own first; else, when nobody else lives in it, our own after we have stepped aside into a
     leaf; else, as root, the nearest one above that holds no processes itself.
     """
-    own = tree.own
+    # Where we, or who started us, stepped aside to is a leaf: what was delegated is around it.
+    own = tree.own.parent if tree.own.name == _SELF_LEAF else tree.own
     available = set((own / "cgroup.controllers").read_text().split())
     wanted = [name for name in CONTROLLERS if name in available]
     if _can_enable(own, wanted) or (_step_aside(own) and _can_enable(own, wanted)):

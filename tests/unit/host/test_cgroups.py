@@ -93,6 +93,19 @@ def test_v2_own_cgroup_alone_steps_aside_into_a_leaf(
     assert (own / "coldframe.self/cgroup.procs").read_text() == str(os.getpid())
 
 
+def test_v2_second_node_of_a_process_is_made_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node a level deeper: after some, paths are too long and `gc` looks elsewhere."""
+    tree = FakeTree(tmp_path, monkeypatch)
+    own = tree.add("unit", procs="")
+    tree.add("unit/coldframe.self", procs=f"{os.getpid()}\n")
+
+    made = cgroups.make_node_cgroups("abc123")
+
+    assert made.paths == {"unified": own / "coldframe/abc123"}
+
+
 def test_v2_own_cgroup_shared_uses_the_slice_above_and_moves_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
