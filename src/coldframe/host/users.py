@@ -6,9 +6,11 @@ again only when they have changed.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from coldframe.host.roottree import IDS_PER_SANDBOX, RootTree, closing, reopen, require_regular
@@ -18,6 +20,10 @@ T = TypeVar("T")
 
 _FILE_LIMIT = 1 << 20
 _GROUPS_LIMIT = 1024
+_SHARED_FILES = 64
+_SHARED_LIMIT = 64 << 10
+"""Sandboxes of one image share what was parsed, unless somebody made it large."""
+Rows = tuple[T, ...]
 _Key = tuple[int, int, int, int, int]
 
 
@@ -71,7 +77,7 @@ class Users:
         return known
 
 
-def _resolve(accounts: list[_Account], groups: list[_Group], wanted: str | int) -> User:
+def _resolve(accounts: Rows[_Account], groups: Rows[_Group], wanted: str | int) -> User:
     user_text, _, group_text = str(wanted).partition(":")
     account = _find_account(accounts, user_text)
     if account is None:
@@ -95,7 +101,7 @@ def _resolve(accounts: list[_Account], groups: list[_Group], wanted: str | int) 
     )
 
 
-def _find_account(accounts: list[_Account], text: str) -> _Account | None:
+def _find_account(accounts: Rows[_Account], text: str) -> _Account | None:
     for account in accounts:
         if account.name == text:
             return account
@@ -108,7 +114,7 @@ def _find_account(accounts: list[_Account], text: str) -> _Account | None:
     return _Account("", number, 0, "/")
 
 
-def _find_group(groups: list[_Group], text: str) -> int:
+def _find_group(groups: Rows[_Group], text: str) -> int:
     for group in groups:
         if group.name == text:
             return group.gid
@@ -129,17 +135,17 @@ def _id(text: str) -> int | None:
 class _Cached(Generic[T]):
     """One file, parsed; looked at on every question, read only when it is another one."""
 
-    def __init__(self, path: bytes, parse: Callable[[str], list[T]]) -> None:
+    def __init__(self, path: bytes, parse: Callable[[str], Rows[T]]) -> None:
         self._path, self._parse = path, parse
         self._key: _Key | None = None
-        self._rows: list[T] = []
+        self._rows: Rows[T] = ()
 
-    def get(self, tree: RootTree) -> tuple[list[T], bool]:
+    def get(self, tree: RootTree) -> tuple[Rows[T], bool]:
         """Return the rows and whether they were read anew. An absent file has none."""
         try:
             handle = tree.open(self._path)
         except OSError:  # absent, or where no file can be
-            changed, self._key, self._rows = self._key is not None, None, []
+            changed, self._key, self._rows = self._key is not None, None, ()
             return self._rows, changed
         with closing(handle):
             status = os.fstat(handle)
@@ -152,7 +158,9 @@ class _Cached(Generic[T]):
             )
             if key == self._key:
                 return self._rows, False
-            self._rows = self._parse(self._content(handle, status))
+            text = self._content(handle, status)
+            parse = self._parse if len(text) < _SHARED_LIMIT else inspect.unwrap(self._parse)
+            self._rows = parse(text)
             self._key = key
             return self._rows, True
 
@@ -160,7 +168,7 @@ class _Cached(Generic[T]):
         try:
             require_regular(status, self._path)
             with closing(reopen(handle, os.O_RDONLY)) as fd:
-                data = os.pread(fd, _FILE_LIMIT + 1, 0)
+                data = os.pread(fd, min(status.st_size, _FILE_LIMIT) + 1, 0)
         except (OSError, FileError) as error:
             raise UserNotFoundError(f"the sandbox's users cannot be read: {error}") from error
         if len(data) > _FILE_LIMIT:
@@ -169,7 +177,8 @@ class _Cached(Generic[T]):
         return data.decode("utf-8", "surrogateescape")
 
 
-def _parse_accounts(text: str) -> list[_Account]:
+@lru_cache(maxsize=_SHARED_FILES)
+def _parse_accounts(text: str) -> tuple[_Account, ...]:
     accounts = []
     for line in text.split("\n"):
         parts = line.split(":")
@@ -178,14 +187,15 @@ def _parse_accounts(text: str) -> list[_Account]:
         uid, gid = _id(parts[2]), _id(parts[3])
         if parts[0] and uid is not None and gid is not None and "\0" not in line:
             accounts.append(_Account(parts[0], uid, gid, parts[5] or "/"))
-    return accounts
+    return tuple(accounts)
 
 
-def _parse_groups(text: str) -> list[_Group]:
+@lru_cache(maxsize=_SHARED_FILES)
+def _parse_groups(text: str) -> tuple[_Group, ...]:
     groups = []
     for line in text.split("\n"):
         parts = line.split(":")
         gid = _id(parts[2]) if len(parts) >= 4 else None
         if gid is not None and parts[0]:
             groups.append(_Group(parts[0], gid, frozenset(filter(None, parts[3].split(",")))))
-    return groups
+    return tuple(groups)
