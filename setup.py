@@ -21,11 +21,11 @@ PROGRAM = "coldframe-native"
 
 
 def _compilers() -> list[str]:
-    """Which compilers to try, best first."""
+    """Which compilers to try, best first: with musl, processes start faster (native/Makefile)."""
     asked = os.environ.get("CC")
     if asked:
         return [asked]
-    return [name for name in ("cc", "gcc", "musl-gcc", "clang") if shutil.which(name)]
+    return [name for name in ("musl-gcc", "cc", "gcc", "clang") if shutil.which(name)]
 
 
 def compile_native(target: Path) -> None:
@@ -35,7 +35,7 @@ def compile_native(target: Path) -> None:
     """
     said = []
     for compiler in _compilers():
-        for link in ("-static-pie", "-static"):
+        for link in ("-static",) if "musl" in compiler else ("-static-pie", "-static"):
             done = subprocess.run(
                 ["make", "-C", str(ROOT / "native"), "all", f"CC={compiler}", f"LINK={link}"],
                 capture_output=True,

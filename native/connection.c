@@ -88,10 +88,10 @@ static ssize_t send_some(const uint8_t *data, size_t len, const int *fds, unsign
 	if (count) {
 		memset(&control, 0, sizeof(control));
 		message.msg_control = &control;
-		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+		message.msg_controllen = (socklen_t)CMSG_SPACE(count * sizeof(int));
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(count * sizeof(int));
+		control.header.cmsg_len = (socklen_t)CMSG_LEN(count * sizeof(int));
 		memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
 	}
 	do
@@ -208,6 +208,9 @@ static void flush(void)
 	arm();
 }
 
+/* musl's CMSG_NXTHDR does not keep to our warnings. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
 static int take_descriptors(struct msghdr *message)
 {
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
@@ -229,6 +232,8 @@ static int take_descriptors(struct msghdr *message)
 	/* Some were lost: which frames they belonged to cannot be known. */
 	return message->msg_flags & MSG_CTRUNC || connection.fd_count == FDS_MAX ? -EPROTO : 0;
 }
+
+#pragma GCC diagnostic pop
 
 /* Handle the frames that are complete. */
 static int handle_frames(void)

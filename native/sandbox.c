@@ -144,6 +144,9 @@ static void after_death(struct sandbox *sandbox)
 	answer_kill(sandbox);
 	if (!sandbox->create_request && !sandbox->destroy_request)
 		report_gone(sandbox, ooms);
+	/* Others may hold the same open files (the node has our pidfd): closing ends no watch. */
+	loop_remove(sandbox->channel);
+	loop_remove(sandbox->pidfd);
 	close_quietly(&sandbox->channel);
 	close_quietly(&sandbox->pidfd);
 	close_quietly(&sandbox->root);
