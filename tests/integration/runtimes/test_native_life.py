@@ -15,6 +15,8 @@ import pytest
 
 from coldframe.host import census
 from coldframe.host.gc import hold_node, reap_dead_nodes
+from coldframe.host.idranges import FIRST_ID
+from coldframe.host.spawner import CreateSpec, ExecSpec
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import (
@@ -492,3 +494,28 @@ async def test_gc_after_kill_of_a_node_in_the_middle_of_execs_leaves_nothing(
 def _of_node(pid: int, node_id: str) -> bool:
     named = census.sandbox_of(pid)
     return named is not None and named[0] == node_id
+
+
+async def test_pidfd_kept_by_us_after_destroy_does_not_end_the_worker(
+    native_runtime: NativeRuntime, busybox_image: Image
+) -> None:
+    """The worker watches the same open file; a watch that outlives its sandbox crashed it."""
+    spawner = native_runtime.spawner
+    for number in range(10):
+        sandbox_id = new_sandbox_id(native_runtime.node_id)
+        upper = native_runtime.storage.make(sandbox_id, None)
+        layers = [f"{layer}/root" for layer in busybox_image.layers]
+        made = await spawner.create(
+            CreateSpec(sandbox_id, layers, FIRST_ID + number * 65536, "kept", upper=upper)
+        )
+        os.close(upper)
+        try:
+            assert (await spawner.exec(ExecSpec(sandbox_id, ["/bin/true"])).ended).code == 0
+            await spawner.destroy(sandbox_id)
+            await spawner.stat()
+        finally:
+            os.close(made.root_fd)
+            os.close(made.pidfd)
+        await native_runtime.storage.remove(sandbox_id, spawner.remove_tree)
+
+    assert len(spawner.pids) == 2
