@@ -66,6 +66,14 @@ static int make_directory(int base, const char *id)
 	return mkdirat(base, id, 0755) < 0 ? -errno : 0;
 }
 
+/* Below a sandbox the controllers only count, per exec; a kernel without one counts less. */
+static int split_sandbox(struct sandbox *sandbox)
+{
+	(void)write_file_at(sandbox->cgroup, "cgroup.subtree_control", "+memory");
+	(void)write_file_at(sandbox->cgroup, "cgroup.subtree_control", "+io");
+	return make_directory(sandbox->cgroup, "init");
+}
+
 int cgroup_create(struct sandbox *sandbox)
 {
 	const int v1[] = {
@@ -82,7 +90,9 @@ int cgroup_create(struct sandbox *sandbox)
 		return error;
 	sandbox->cgroup =
 		openat(bases->unified, sandbox->id, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	return sandbox->cgroup < 0 ? -errno : 0;
+	if (sandbox->cgroup < 0)
+		return -errno;
+	return bases->split ? split_sandbox(sandbox) : 0;
 }
 
 static int set_number(int base, const struct sandbox *sandbox, const char *file, uint64_t value)
@@ -131,13 +141,12 @@ static int limit_cpu(struct sandbox *sandbox)
 {
 	uint64_t quota = sandbox->limits.cpu_milli * (CPU_PERIOD_US / 1000);
 	char text[48];
-	int error;
 
 	if (quota < 1000)
 		quota = 1000;
 	if (bases->cpu >= 0) {
-		error = set_number(bases->cpu, sandbox, "cpu.cfs_period_us", CPU_PERIOD_US);
-		return error ? error : set_number(bases->cpu, sandbox, "cpu.cfs_quota_us", quota);
+		/* The period is that by default. */
+		return set_number(bases->cpu, sandbox, "cpu.cfs_quota_us", quota);
 	}
 	if (!bases->v2_cpu)
 		return -EOPNOTSUPP;
@@ -152,14 +161,6 @@ static int limit_pids(struct sandbox *sandbox)
 	if (!bases->v2_pids)
 		return -EOPNOTSUPP;
 	return write_number_at(sandbox->cgroup, "pids.max", sandbox->limits.pids);
-}
-
-/* Below a sandbox the controllers only count, per exec; a kernel without one counts less. */
-static int split_sandbox(struct sandbox *sandbox)
-{
-	(void)write_file_at(sandbox->cgroup, "cgroup.subtree_control", "+memory");
-	(void)write_file_at(sandbox->cgroup, "cgroup.subtree_control", "+io");
-	return make_directory(sandbox->cgroup, "init");
 }
 
 int cgroup_limit(struct sandbox *sandbox, const char **stage)
@@ -178,8 +179,6 @@ int cgroup_limit(struct sandbox *sandbox, const char **stage)
 		*stage = "limit pids";
 		error = limit_pids(sandbox);
 	}
-	if (!error && bases->split)
-		error = split_sandbox(sandbox);
 	return error;
 }
 

@@ -186,6 +186,10 @@ static int add_upper(struct overlay *overlay, const struct root_spec *spec, int 
 	if (overlay->upper < 0)
 		return overlay->upper;
 	error = idmap(overlay->upper, userns);
+	/* Before Linux 6.3 tmpfs cannot be idmapped. Ours is seen by this sandbox alone and thrown
+	 * away with it, so that the ids in it may be the host's. */
+	if (error == -EINVAL && spec->upper < 0)
+		error = 0;
 	/* Left by an earlier sandbox on this upper: the machine has not crashed since, or it would
 	 * not be used again. */
 	if (!error && unlinkat(overlay->upper, "work/work/incompat/volatile/dirty", 0) == 0)
@@ -313,16 +317,18 @@ static int check_root(const struct root_spec *spec, int root, const char **stage
 	return injected(spec->inject, *stage) ? -EIO : add_mount_points(root);
 }
 
+/* What the sandbox under way is made of; kept until it is no longer waited for. */
+static struct overlay parts = {
+	.layers = -1, .upper = -1, .upper_directory = -1, .work_directory = -1};
+
 int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
 		const char **stage)
 {
-	struct overlay overlay = {
-		.layers = -1, .upper = -1, .upper_directory = -1, .work_directory = -1};
 	int error;
 
 	/* Overlay works with the identity it was mounted under, for as long as it lives. */
 	act_as(id_base);
-	*root = make_root(spec, userns, &overlay, stage);
+	*root = make_root(spec, userns, &parts, stage);
 	error = *root < 0 ? *root : check_root(spec, *root, stage);
 	if (!error) {
 		*stage = "devices";
@@ -330,11 +336,15 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int 
 		error = *dev < 0 ? *dev : 0;
 	}
 	act_as(0);
-	for (size_t i = 0; i < overlay.lower_count; i++)
-		close(overlay.lower[i]);
-	close_quietly(&overlay.upper_directory);
-	close_quietly(&overlay.work_directory);
-	close_quietly(&overlay.upper);
-	close_quietly(&overlay.layers);
 	return error;
+}
+
+void rootfs_release(void)
+{
+	while (parts.lower_count)
+		close_quietly(&parts.lower[--parts.lower_count]);
+	close_quietly(&parts.upper_directory);
+	close_quietly(&parts.work_directory);
+	close_quietly(&parts.upper);
+	close_quietly(&parts.layers);
 }

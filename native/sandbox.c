@@ -24,7 +24,7 @@
 #define REAP_TRIES 500u
 
 const char *const worker_steps[] = {
-	"cgroup", "limits",  "channel",	 "clone",	 "map",	    "layers",
+	"cgroup", "channel", "clone",	 "limits",	 "map",	    "layers",
 	"upper",  "overlay", "writable", "mount points", "devices", "go",
 };
 const size_t worker_step_count = ARRAY_LEN(worker_steps);
@@ -549,10 +549,6 @@ static int make(struct sandbox *sandbox, const struct create_spec *spec, const c
 	error = error ? error : injected(inject, *stage) ? -EIO : 0;
 	if (error)
 		return error;
-	*stage = "limits";
-	error = injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
-	if (error)
-		return error;
 	*stage = "channel";
 	error = open_channel(sandbox, spec, &their_end);
 	error = error ? error : injected(inject, *stage) ? -EIO : 0;
@@ -561,6 +557,11 @@ static int make(struct sandbox *sandbox, const struct create_spec *spec, const c
 	*stage = "clone";
 	error = clone_first(sandbox, their_end, stage);
 	error = error ? error : injected(inject, *stage) ? -EIO : 0;
+	if (error)
+		return error;
+	/* Pid 1 starts meanwhile. */
+	*stage = "limits";
+	error = injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
 	if (error)
 		return error;
 	*stage = "map";
@@ -603,6 +604,7 @@ void sandbox_create(const struct create_spec *spec)
 	sandbox->listed = true;
 	worker.sandboxes++;
 	error = make(sandbox, spec, &stage);
+	rootfs_release();
 	if (error)
 		create_failed(sandbox, error, stage);
 }

@@ -13,6 +13,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -127,6 +128,21 @@ static struct rule rules[] = {
 static struct sock_filter program[512];
 static unsigned short program_len;
 
+/* The number space cut into intervals: from `start` up to the next one `action` holds. */
+static struct {
+	uint32_t start;
+	enum action action;
+} intervals[2 * ARRAY_LEN(rules) + 2];
+static size_t interval_count;
+
+/* Jumps to the code of an action, known once the tree stands. */
+static struct {
+	unsigned short at;
+	bool when_true;
+	enum action action;
+} jumps[2 * ARRAY_LEN(intervals)];
+static size_t jump_count;
+
 static void emit(uint16_t code, uint32_t k, uint8_t jt, uint8_t jf)
 {
 	if (program_len < ARRAY_LEN(program))
@@ -150,13 +166,12 @@ static void emit_argument(int index)
 }
 
 /* Allow if the accumulator is one of the values, else fail with `error`. */
-static void emit_one_of(const uint32_t *values, size_t count, uint32_t error)
+static void emit_one_of(const uint32_t *values, uint8_t count, uint32_t error)
 {
-	for (size_t i = 0; i < count; i++) {
-		emit(BPF_JMP | BPF_JEQ | BPF_K, values[i], 0, 1);
-		emit_return(SECCOMP_RET_ALLOW);
-	}
+	for (uint8_t i = 0; i < count; i++)
+		emit(BPF_JMP | BPF_JEQ | BPF_K, values[i], (uint8_t)(count - i), 0);
 	emit_return(SECCOMP_RET_ERRNO | error);
+	emit_return(SECCOMP_RET_ALLOW);
 }
 
 static void emit_action(enum action action)
@@ -200,24 +215,64 @@ static void emit_action(enum action action)
 	}
 }
 
-/* The tree over rules [low, high): inner nodes compare, leaves act. */
+static void add_interval(uint32_t start, enum action action)
+{
+	bool same_start = interval_count && intervals[interval_count - 1].start == start;
+	bool same_action;
+
+	if (same_start)
+		interval_count--;
+	same_action = interval_count && intervals[interval_count - 1].action == action;
+	if (same_action)
+		return;
+	intervals[interval_count].start = start;
+	intervals[interval_count++].action = action;
+}
+
+static void emit_tree(size_t low, size_t high);
+
+/* Where a comparison leads: to a subtree, which comes next, or to an action. */
+static void lead(unsigned short at, bool when_true, size_t low, size_t high)
+{
+	uint8_t *offset = when_true ? &program[at].jt : &program[at].jf;
+
+	if (high - low > 1) {
+		*offset = (uint8_t)(program_len - at - 1);
+		emit_tree(low, high);
+		return;
+	}
+	jumps[jump_count].at = at;
+	jumps[jump_count].when_true = when_true;
+	jumps[jump_count++].action = intervals[low].action;
+}
+
+/* A search tree over the intervals [low, high), two at least. */
 static void emit_tree(size_t low, size_t high)
 {
 	size_t middle = low + (high - low) / 2;
-	unsigned short jump;
+	unsigned short at = program_len;
 
-	if (high - low == 1) {
-		emit(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)rules[low].number, 1, 0);
-		emit_return(SECCOMP_RET_ALLOW);
-		emit_action(rules[low].action);
-		return;
+	emit(BPF_JMP | BPF_JGE | BPF_K, intervals[middle].start, 0, 0);
+	lead(at, false, low, middle);
+	lead(at, true, middle, high);
+}
+
+/* Once each, behind the tree; a jump reaches 255 instructions, more than there are. */
+static void emit_actions(void)
+{
+	for (enum action action = ALLOW; action <= CHECK_IOCTL; action++) {
+		unsigned short start = program_len;
+
+		for (size_t i = 0; i < jump_count; i++) {
+			uint8_t offset = (uint8_t)(start - jumps[i].at - 1);
+
+			if (jumps[i].action == action && jumps[i].when_true)
+				program[jumps[i].at].jt = offset;
+			else if (jumps[i].action == action)
+				program[jumps[i].at].jf = offset;
+		}
+		emit_action(action);
 	}
-	jump = program_len;
-	emit(BPF_JMP | BPF_JGE | BPF_K, (uint32_t)rules[middle].number, 0, 1);
-	emit(BPF_JMP | BPF_JA, 0, 0, 0);
-	emit_tree(low, middle);
-	program[jump + 1].k = (uint32_t)(program_len - jump - 2);
-	emit_tree(middle, high);
 }
 
 static int compare_rules(const void *a, const void *b)
@@ -229,14 +284,22 @@ void seccomp_prepare(void)
 {
 	qsort(rules, ARRAY_LEN(rules), sizeof(rules[0]), compare_rules);
 	program_len = 0;
+	interval_count = jump_count = 0;
+	add_interval(0, ALLOW);
+	for (size_t i = 0; i < ARRAY_LEN(rules); i++) {
+		add_interval((uint32_t)rules[i].number, rules[i].action);
+		add_interval((uint32_t)rules[i].number + 1, ALLOW);
+	}
+	/* Behind the newest known number lie what we have not judged and, on x86-64, x32. */
+	add_interval(NR_last_known + 1, ABSENT);
 	emit_load(offsetof(struct seccomp_data, arch));
 	emit(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0);
 	emit_return(SECCOMP_RET_KILL_PROCESS);
 	emit_load(offsetof(struct seccomp_data, nr));
-	/* Behind the newest known number lie what we have not judged and, on x86-64, x32. */
-	emit(BPF_JMP | BPF_JGT | BPF_K, NR_last_known, 0, 1);
-	emit_return(SECCOMP_RET_ERRNO | ENOSYS);
-	emit_tree(0, ARRAY_LEN(rules));
+	emit_tree(0, interval_count);
+	emit_actions();
+	if (program_len > 255)
+		abort();
 }
 
 int seccomp_install(void)

@@ -238,7 +238,8 @@ async def test_only_own_processes_and_interfaces_are_visible(native: Native) -> 
     end = await native.sh(second, "ls /proc | grep -c '^[0-9]'; ls /sys/class/net")
 
     processes, *interfaces = (end.stdout.data or b"").decode().split()
-    assert int(processes) <= 4
+    # pid 1, the shell, ls, grep, and perhaps the helper that is just leaving
+    assert int(processes) <= 5
     assert interfaces == ["lo"]
     await native.spawner.destroy(first.sandbox_id)
     await background.ended
