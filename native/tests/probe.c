@@ -69,18 +69,20 @@ static int executed(const char *pid)
 
 static void try_one(const char *pid, const char *file, int flags)
 {
-	char path[64], target[256] = "";
+	char path[64], target[256] = "", byte;
 	ssize_t len;
-	int fd;
+	int fd, content;
 
 	snprintf(path, sizeof(path), "/proc/%s/%s", pid, file);
 	fd = open(path, flags | O_CLOEXEC);
 	if (fd < 0)
 		return;
+	/* Files of a process that is exiting can be opened, and are empty. */
+	content = flags & O_DIRECTORY || pread(fd, &byte, 1, 0) == 1;
 	/* It may have executed meanwhile: then all of it is the sandbox's own. Or it has gone. */
 	snprintf(path, sizeof(path), "/proc/%s/exe", pid);
 	len = readlink(path, target, sizeof(target) - 1);
-	if ((len < 0 && errno == EACCES) || strstr(target, "memfd"))
+	if ((content && len < 0 && errno == EACCES) || strstr(target, "memfd"))
 		printf("opened %s of %s\n", file, pid);
 	close(fd);
 }
