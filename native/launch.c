@@ -36,14 +36,12 @@
 #include "watchdog.h"
 
 #define CAP(name) (1u << (name))
-/* Above what a command may ask for, below 64: a shared table that grows waits for all CPUs. */
+/*
+ * Above what a command may ask for, and below 64: a table that grows while it is shared (the father
+ * waits in vfork) costs a grace period, 10 ms and more.
+ */
 #define HIGH_FD 48
 _Static_assert(EXTRA_TARGET_MAX < HIGH_FD && HIGH_FD + EXTRA_MAX + 1 < 64, "descriptors collide");
-/*
- * A table of up to 64 descriptors need not grow. Growing one that is shared (the father waits in
- * vfork) costs an RCU grace period, 10 ms and more.
- */
-#define ROOMY_FD 48
 
 /* What a container's root usually has. */
 #define USUAL_CAPS                                                                                 \
@@ -105,13 +103,9 @@ static int arrange_descriptors(const struct launch *launch, int *pidfd)
 	const struct exec_spec *spec = launch->spec;
 	int high[EXTRA_MAX];
 	int last = 2;
-	int above = ROOMY_FD;
 
-	for (size_t i = 0; i < spec->extra_count; i++)
-		if (spec->extra[i].target >= ROOMY_FD)
-			above = HIGH_FD;
 	for (size_t i = 0; i < spec->extra_count; i++) {
-		high[i] = fcntl(SLOT_EXTRA + (int)i, F_DUPFD_CLOEXEC, above);
+		high[i] = fcntl(SLOT_EXTRA + (int)i, F_DUPFD_CLOEXEC, HIGH_FD);
 		if (high[i] < 0)
 			return -errno;
 	}
@@ -128,11 +122,11 @@ static int arrange_descriptors(const struct launch *launch, int *pidfd)
 	if (dup2(SLOT_OUT, 1) < 0 || dup2(launch->pty ? SLOT_OUT : SLOT_ERR, 2) < 0)
 		return -errno;
 	/* The last of ours: it leads to the sandbox's own pid 1. */
-	*pidfd = fcntl(SLOT_PIDFD, F_DUPFD_CLOEXEC, above);
+	*pidfd = fcntl(SLOT_PIDFD, F_DUPFD_CLOEXEC, HIGH_FD);
 	if (*pidfd < 0)
 		return -errno;
 	/* In the order of their numbers, so that the gaps between them can be closed. */
-	for (int target = 3; target < above; target++)
+	for (int target = 3; target < HIGH_FD; target++)
 		for (size_t i = 0; i < spec->extra_count; i++) {
 			if (spec->extra[i].target != target)
 				continue;
@@ -144,7 +138,7 @@ static int arrange_descriptors(const struct launch *launch, int *pidfd)
 		}
 	for (size_t i = 0; i < spec->extra_count; i++)
 		close(high[i]);
-	return sys_close_range((unsigned)last + 1, (unsigned)above - 1, 0) < 0 ? -errno : 0;
+	return sys_close_range((unsigned)last + 1, HIGH_FD - 1, 0) < 0 ? -errno : 0;
 }
 
 /* From here on the sandbox's root has power over us. */
