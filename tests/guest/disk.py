@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coldframe.images.store import ImageStore
+from tests.fixtures.native import build_probe
 from tests.guest.errors import GuestError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -86,7 +87,13 @@ def _check_python(store: ImageStore, layers: Sequence[str]) -> None:
 def _lay_guest(target: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
     shutil.copy2("/bin/busybox", target / "busybox")
     shutil.copy2(Path(__file__).with_name("session.sh"), target)
-    variables = {"PYTHONPATH": _GUEST_PYTHONPATH, "PYTHONUNBUFFERED": "1", **environment}
+    build_probe(target / "probe")
+    variables = {
+        "PYTHONPATH": _GUEST_PYTHONPATH,
+        "PYTHONUNBUFFERED": "1",
+        "COLDFRAME_TEST_PROBE": "/guest/probe",
+        **environment,
+    }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     (target / "command").write_text("\n".join([*lines, f"exec {shlex.join(command)}\n"]))
     repository = target / "repository"
