@@ -1,7 +1,8 @@
 """Hand out ranges of host ids, one per sandbox, that no other node of this machine uses.
 
 Ranges are multiples of 65536 from 0x80000000 up, so that our user namespaces are known by
-their /proc/PID/uid_map alone. A node holds blocks of them by flock in a directory of its home.
+their /proc/PID/uid_map alone. A node holds blocks of them by flock in one directory of the
+machine: homes may be many, the ids of the kernel are the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from coldframe.host.roottree import IDS_PER_SANDBOX
 from coldframe.protocol.errors import CapacityError
 
 FIRST_ID = 0x8000_0000
+MACHINE_DIRECTORY = Path("/run/coldframe/ids")
 _BLOCK_RANGES = 256
 _BLOCKS = 127  # the last one would reach the id that stands for none
 _DIRECTORY_MODE = 0o700

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from coldframe.host import census, gc
 from coldframe.host.cgroups import NodeCgroups, make_node_cgroups
 from coldframe.host.fsthreads import FileThreads
-from coldframe.host.idranges import IdRanges
+from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
 from coldframe.host.reaping import reap_cgroups
 from coldframe.host.removal import remove_tree
 from coldframe.host.rootfs import RootFiles
@@ -175,7 +175,7 @@ class NativeRuntime:
             raise CapabilityError(f"{self._layers} is no directory: there is no image store")
         self._cgroups: NodeCgroups = make_node_cgroups(self._node_id)
         undo.callback(self._cgroups.remove)
-        self._ids = IdRanges(self._home / "ids")
+        self._ids = IdRanges(MACHINE_DIRECTORY)
         undo.callback(self._ids.close)
         # Apart, so that long work on files never holds up a create.
         self._file_threads = FileThreads(_FILE_THREADS)
