@@ -77,8 +77,15 @@ static void try_one(const char *pid, const char *file, int flags)
 	fd = open(path, flags | O_CLOEXEC);
 	if (fd < 0)
 		return;
-	/* Files of a process that is exiting can be opened, and are empty. */
-	content = flags & O_DIRECTORY || pread(fd, &byte, 1, 0) == 1;
+	/*
+	 * Files of a process that is exiting can be opened, and are empty. The list of descriptors
+	 * of one in the middle of execve, too, by the root of its namespace: it tells numbers, and
+	 * what counts is whether they lead anywhere.
+	 */
+	if (strcmp(file, "fd") == 0)
+		content = readlinkat(fd, "0", &byte, 1) == 1;
+	else
+		content = flags & O_DIRECTORY || pread(fd, &byte, 1, 0) == 1;
 	/* It may have executed meanwhile: then all of it is the sandbox's own. Or it has gone. */
 	snprintf(path, sizeof(path), "/proc/%s/exe", pid);
 	len = readlink(path, target, sizeof(target) - 1);
