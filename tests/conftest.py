@@ -6,6 +6,11 @@ import importlib.util
 
 pytest_plugins = [
     name
-    for name in ("tests.fixtures.images", "tests.fixtures.runtime", "tests.fixtures.client")
+    for name in (
+        "tests.fixtures.images",
+        "tests.fixtures.runtime",
+        "tests.fixtures.client",
+        "tests.fixtures.egress",
+    )
     if importlib.util.find_spec(name) is not None
 ]

@@ -66,6 +66,15 @@ if TYPE_CHECKING:
         SandboxState,
         SignalScope,
     )
+    from coldframe.protocol.network import (
+        Credential,
+        EgressDecision,
+        EgressEvent,
+        EgressEvents,
+        EgressKind,
+        NetworkPolicy,
+        NetworkRule,
+    )
 
 __version__ = "0.1.0"
 
@@ -127,6 +136,15 @@ _HOMES = {
         "SandboxState",
         "SignalScope",
     ),
+    "coldframe.protocol.network": (
+        "Credential",
+        "EgressDecision",
+        "EgressEvent",
+        "EgressEvents",
+        "EgressKind",
+        "NetworkPolicy",
+        "NetworkRule",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -144,6 +162,11 @@ __all__ = [
     "ColdframeError",
     "ConflictError",
     "CreateError",
+    "Credential",
+    "EgressDecision",
+    "EgressEvent",
+    "EgressEvents",
+    "EgressKind",
     "ExecOptions",
     "ExecResult",
     "Execution",
@@ -157,6 +180,8 @@ __all__ = [
     "ImageNotFoundError",
     "InvalidRequestError",
     "Ledger",
+    "NetworkPolicy",
+    "NetworkRule",
     "NotExecutedError",
     "Output",
     "OutputChunk",

@@ -21,6 +21,7 @@ from coldframe.protocol.models import (
 
 if TYPE_CHECKING:
     from coldframe.client._core import ClientCore
+    from coldframe.protocol.network import EgressEvents, NetworkPolicy
     from coldframe.runtimes.base import FileAccess
 
 
@@ -50,6 +51,13 @@ class SandboxCore:
 
     async def listening_ports(self) -> tuple[int, ...]:
         return await (await self._client.link()).listening_ports(self.id)
+
+    async def set_network(self, policy: NetworkPolicy, expected_version: int | None) -> SandboxInfo:
+        link = await self._client.link()
+        return await link.set_network(self.id, policy, expected_version=expected_version)
+
+    async def egress_events(self, cursor: int, limit: int) -> EgressEvents:
+        return await (await self._client.link()).egress_events(self.id, cursor, limit)
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await (await self._client.link()).connect(self.id, port)

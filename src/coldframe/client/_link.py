@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SignalScope,
         Stream,
     )
+    from coldframe.protocol.network import EgressEvents, NetworkPolicy
     from coldframe.runtimes.base import FileAccess
 
 
@@ -96,6 +97,12 @@ class NodeLink(Protocol):
     ) -> tuple[ProcessInfo, ...]: ...
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint: ...
+
+    async def set_network(
+        self, sandbox_id: str, policy: NetworkPolicy, /, *, expected_version: int | None = None
+    ) -> SandboxInfo: ...
+
+    async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents: ...
 
     async def build_image(
         self, name: str, context: Path, *, dockerfile: Path | None, deadline_s: float, cached: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 _TABLE_BYTES = 4 << 20
@@ -46,9 +46,12 @@ def watching(pids: Sequence[int]) -> Iterator[ProcessEnds]:
             os.close(fd)
 
 
-def listening_ports(pid: int, net_namespace: int) -> tuple[int, ...]:
+def listening_ports(
+    pid: int, net_namespace: int, besides: Container[bytes] = ()
+) -> tuple[int, ...]:
     """Return the TCP ports that are listened on in a process' network namespace.
 
+    Listeners at `besides`, as the kernel writes them (`0100007F:0016`), are left out.
     `net_namespace` is its inode number: a pid that now names another process is found out.
     Raises ProcessLookupError if the process has ended.
     """
@@ -61,7 +64,7 @@ def listening_ports(pid: int, net_namespace: int) -> tuple[int, ...]:
             continue
         except OSError as error:
             raise ProcessLookupError(pid) from error
-        ports.update(_listening(content))
+        ports.update(_listening(content, besides))
     if namespace_of(pid, "net") != net_namespace:
         raise ProcessLookupError(pid)
     return tuple(sorted(ports))
@@ -76,8 +79,8 @@ def namespace_of(pid: int, kind: str) -> int | None:
     return int(target.partition("[")[2].rstrip("]"))
 
 
-def _listening(table: bytes) -> Iterator[int]:
+def _listening(table: bytes, besides: Container[bytes]) -> Iterator[int]:
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 3 and fields[3] == _LISTEN:
+        if len(fields) > 3 and fields[3] == _LISTEN and fields[1] not in besides:
             yield int(fields[1].rpartition(b":")[2], 16)

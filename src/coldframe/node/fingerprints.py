@@ -33,7 +33,7 @@ MOST_BYTES = 64 << 30
 """Content that is read for one fingerprint; a sparse file costs nothing to make."""
 
 _PSEUDO = frozenset({b"proc", b"sys", b"dev"})
-_NETWORK_POLICY = "none: no egress, loopback only"
+_LOOPBACK_ONLY = "none: no egress, loopback only"
 
 
 async def take(sandbox: Sandbox, handle: SandboxHandle) -> Fingerprint:
@@ -70,7 +70,7 @@ async def take(sandbox: Sandbox, handle: SandboxHandle) -> Fingerprint:
                 spec.workdir,
             ]
         ),
-        "network": _digest(_NETWORK_POLICY),
+        "network": _digest(_LOOPBACK_ONLY if spec.network.empty else spec.network.digest),
     }
     return Fingerprint(digest=_digest(sorted(parts.items())), excluded=EXCLUDED, **parts)
 

@@ -40,6 +40,7 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
+from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.runtimes.base import FileAccess, Runtime
 
 _LEDGER_SCANS = 2
@@ -288,6 +289,26 @@ class Node:
     ) -> tuple[ProcessInfo, ...]:
         """Kill all of one command, or everything but pid 1; return what was killed, once dead."""
         return await self._find(id_or_name).require_ready().kill_processes(operation_id)
+
+    async def set_network(
+        self, id_or_name: str, policy: NetworkPolicy, *, expected_version: int | None = None
+    ) -> SandboxInfo:
+        """Put a network policy in force, for open connections too, before this returns.
+
+        Raises:
+            CapabilityError: the runtime cannot enforce it.
+            InvalidRequestError: it was read from a record, without its secrets.
+        """
+        sandbox = self._find(id_or_name)
+        await sandbox.require_ready(expected_version).set_network(policy)
+        sandbox.spec = sandbox.spec.model_copy(update={"network": policy})
+        return sandbox.info()
+
+    async def egress_events(
+        self, id_or_name: str, cursor: int = 0, limit: int = 1000
+    ) -> EgressEvents:
+        """Return decisions about the network from a cursor on (0: the first), at most `limit`."""
+        return self._find(id_or_name).require_ready().egress_events(cursor, limit)
 
     async def fingerprint(self, id_or_name: str) -> Fingerprint:
         """Return digests of the sandbox's state; see `fingerprints.EXCLUDED` for what is not."""

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from coldframe.protocol.network import NetworkPolicy
+
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -60,6 +62,8 @@ class SandboxSpec(_Model):
     """Lease: the sandbox is deleted this long after its creation or last renewal; None: never."""
     name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")
     no_new_privileges: bool = False
+    network: NetworkPolicy = NetworkPolicy()
+    """What it may reach; the default: nothing but itself."""
 
 
 class SandboxInfo(_Model):
@@ -380,5 +384,7 @@ class Capabilities(_Model):
     pty: bool = False
     ports: bool = False
     users: bool = False
+    egress: bool = False
+    """Whether network policies can be enforced; else only the empty one is taken."""
     storage: str = ""
     details: dict[str, Any] = Field(default_factory=dict)

@@ -25,6 +25,7 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
+from coldframe.protocol.network import EgressEvents, NetworkPolicy
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,16 @@ class SandboxHandle(Protocol):
 
     async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
         """Kill all of one exec, or everything but pid 1; return what was killed once it is dead."""
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Put a network policy in force, for open connections too, before this returns.
+
+        The empty policy leaves loopback only, and nothing of ours inside. Raises CapabilityError
+        for any other without the capability `egress`, InvalidRequestError, SandboxGoneError.
+        """
+
+    def egress_events(self, cursor: int, limit: int) -> EgressEvents:
+        """Return at most `limit` decisions about the network, from a cursor on (0: the first)."""
 
     async def export_upper(self, target: Path) -> None:
         """Kill what runs, then copy what was written, in layer form, into the empty `target`."""

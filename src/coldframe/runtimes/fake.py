@@ -35,7 +35,7 @@ from coldframe.protocol.models import (
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import SandboxHandle
 from coldframe.runtimes.fake_exec import process_name
-from coldframe.runtimes.fake_sandbox import DEFAULT_PATH, FakeSandbox
+from coldframe.runtimes.fake_sandbox import DEFAULT_PATH, FakeSandbox, require_no_egress
 
 __all__ = ["FakeImages", "FakeRuntime", "FakeSandbox", "die"]
 
@@ -146,6 +146,7 @@ class FakeRuntime:
             raise CapabilityError(
                 "the fake runtime cannot limit disk_bytes; use the native runtime"
             )
+        require_no_egress(spec.network)
         if sandbox_id in self._sandboxes:
             raise CreateError(f"sandbox {sandbox_id!r} exists already")
         sandbox = self.sandbox_class(self, sandbox_id, spec, image)

@@ -36,6 +36,7 @@ from coldframe.protocol.models import (
     Reason,
     SandboxSpec,
 )
+from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import FileAccess, Gone
 from coldframe.runtimes.fake_exec import FakeExec, open_streams
@@ -85,6 +86,14 @@ def _merge_env(
             else:
                 merged[name] = _encode(value, f"the value of {key!r}")
     return merged
+
+
+def require_no_egress(policy: NetworkPolicy) -> None:
+    """Raise CapabilityError for a policy: it could not be enforced."""
+    if not policy.empty:
+        raise CapabilityError(
+            "the fake runtime cannot enforce a network policy; use the native runtime"
+        )
 
 
 class FakeSandbox:
@@ -270,6 +279,16 @@ class FakeSandbox:
                 with contextlib.suppress(OSError):
                     return await asyncio.open_connection(address, port)
         raise PortUnreachableError(f"nothing in the sandbox accepts connections on port {port}")
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """See `SandboxHandle.set_network`: its commands use the host's network, always."""
+        self._require_alive()
+        require_no_egress(policy)
+
+    def egress_events(self, cursor: int, limit: int) -> EgressEvents:
+        """See `SandboxHandle.egress_events`: nothing is decided here."""
+        del limit
+        return EgressEvents(events=(), next_cursor=max(cursor, 0))
 
     # --- ending -----------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from coldframe.host import census, gc
 from coldframe.host.cgroups import NodeCgroups, make_node_cgroups
+from coldframe.host.egress import steering
+from coldframe.host.egress.resolver import Resolve
 from coldframe.host.fsthreads import FileThreads
 from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
 from coldframe.host.reaping import reap_cgroups
@@ -40,6 +42,7 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import Capabilities, SandboxSpec
+from coldframe.runtimes.native_egress import NativeEgress, NodeNetwork
 from coldframe.runtimes.native_request import Planner, create_error
 from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
 
@@ -67,6 +70,7 @@ class NativeRuntime:
         pools: Path | None = None,
         pool_bytes: int | None = None,
         binary: Path | None = None,
+        resolve: Resolve | None = None,
     ) -> None:
         """Nothing is touched before `start`.
 
@@ -79,11 +83,14 @@ class NativeRuntime:
             pools: where a pool of uppers takes its space; None: `<home>/pools`.
             pool_bytes: how much it may take; None: four fifths of what is free.
             binary: the native program; None: the package's own.
+            resolve: how names are resolved for sandboxes; None: as the host does.
         """
         self._node_id, self._layers, self._state = node_id, layers, state
         self._storage_kind, self._workers, self._binary = storage, workers, binary
         self._home = state.parent.parent
         self._pools, self._pool_bytes = pools or self._home / "pools", pool_bytes
+        self._network = NodeNetwork(resolve)
+        self._no_egress: str | None = None
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._making: set[asyncio.Future[Any]] = set()
         self._spawners: list[Spawner] = []
@@ -173,6 +180,8 @@ class NativeRuntime:
             ) from error
         if not self._layers.is_dir():
             raise CapabilityError(f"{self._layers} is no directory: there is no image store")
+        self._no_egress = steering.refusal()
+        undo.callback(self._network.close)
         self._cgroups: NodeCgroups = make_node_cgroups(self._node_id)
         undo.callback(self._cgroups.remove)
         self._ids = IdRanges(MACHINE_DIRECTORY)
@@ -233,10 +242,11 @@ class NativeRuntime:
             pty=True,
             ports=True,
             users=True,
+            egress=self._no_egress is None,
             storage=self._storage.name,
             details={
                 "workers": self._workers,
-                "network": "loopback",
+                "network": self._no_egress or "loopback, and what a policy allows",
                 "spawner_protocol": VERSION,
                 "injected_binary_sha256": self._spawners[-1].program_sha256,
             },
@@ -279,6 +289,12 @@ class NativeRuntime:
         parts = self._parts(spawner, created, id_base, planner, layers)
         sandbox = NativeSandbox(spec, parts, self._end)
         self._sandboxes[sandbox_id] = sandbox
+        if not spec.network.empty:
+            try:
+                await sandbox.set_network(spec.network)
+            except BaseException:
+                await sandbox.destroy()
+                raise
         return sandbox
 
     def _require_limits(self, spec: SandboxSpec, image: Image) -> None:
@@ -293,6 +309,8 @@ class NativeRuntime:
                 f"storage {self._storage.name!r} cannot hold disk_bytes; use storage btrfs "
                 "(`apt-get install btrfs-progs`) or tmpfs"
             )
+        if not spec.network.empty and self._no_egress is not None:
+            raise CapabilityError(self._no_egress)
         if not image.layers:
             raise InvalidRequestError(f"image {image.name!r} has no layers")
 
@@ -343,7 +361,8 @@ class NativeRuntime:
         os.close(created.pidfd)
         owner = planner.default_owner(RootTree(created.root_fd, id_base))
         files = RootFiles(created.root_fd, id_base, self._file_threads, owner)
-        return Parts(spawner, created, id_base, files, planner, self._storage, layers)
+        egress = NativeEgress(created, files, self._network)
+        return Parts(spawner, created, id_base, files, planner, self._storage, egress, layers)
 
     async def _discard(self, sandbox_id: str, id_base: int) -> None:
         """Take back what a failed create took."""
@@ -368,6 +387,7 @@ class NativeRuntime:
 
     async def _end(self, sandbox: NativeSandbox) -> None:
         parts = sandbox.parts
+        await parts.egress.close()
         try:
             await parts.spawner.destroy(sandbox.id)
         except (SpawnerFault, SpawnerLostError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.host import processes
+from coldframe.host.egress.gateway import LISTENERS
 from coldframe.host.export import export_layer
 from coldframe.host.pipes import CommandPipes
 from coldframe.host.rootfs import RootFiles
@@ -27,8 +28,10 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import ExecRequest, ProcessInfo, SandboxSpec, SignalScope
+from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.runtimes.base import Change, FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.native_changes import changes_of
+from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_request import Plan, Planner, exec_error
 
@@ -47,6 +50,7 @@ class Parts:
     files: RootFiles
     planner: Planner
     storage: Storage
+    egress: NativeEgress
     layers: tuple[Path, ...]
     """Trees of the image, top first."""
 
@@ -195,7 +199,8 @@ class NativeSandbox:
         self._require_alive()
         created = self.parts.created
         try:
-            return processes.listening_ports(created.pid, created.namespaces["net"])
+            besides = LISTENERS if self.parts.egress.active else ()
+            return processes.listening_ports(created.pid, created.namespaces["net"], besides)
         except ProcessLookupError as error:
             raise SandboxGoneError(f"sandbox {self._id!r} has ended") from error
 
@@ -219,6 +224,17 @@ class NativeSandbox:
                 made.close()
                 raise
         raise PortUnreachableError(f"port {port} of sandbox {self._id!r}: {reason}")
+
+    # --- network ----------------------------------------------------------------------
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """See `SandboxHandle.set_network`."""
+        self._require_alive()
+        await self.parts.egress.set_policy(policy)
+
+    def egress_events(self, cursor: int, limit: int) -> EgressEvents:
+        """See `SandboxHandle.egress_events`."""
+        return self.parts.egress.events(cursor, limit)
 
     # --- ending -----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from coldframe.client._open import in_process
 from coldframe.client._requests import sandbox_spec
 from coldframe.client._runner import AsyncRunner
 from coldframe.protocol.models import GIB, Capabilities, Ledger
+from coldframe.protocol.network import NetworkLike, network_policy
 
 if TYPE_CHECKING:
     from coldframe.client._link import NodeOpener
@@ -75,6 +76,7 @@ class AsyncSandboxClient:
         ttl_s: float | None = 7200.0,
         name: str | None = None,
         no_new_privileges: bool = False,
+        network: NetworkLike = None,
         operation_id: str | None = None,
     ) -> AsyncSandbox:
         """Make a sandbox; it is ready for commands when this returns.
@@ -93,6 +95,8 @@ class AsyncSandboxClient:
             ttl_s: it is deleted after so many seconds, unless renewed; None: never.
             name: unique among live sandboxes.
             no_new_privileges: setuid programs gain nothing.
+            network: what it may reach: a policy, or rules such as `files.example:443`,
+                `*.example`, `203.0.113.0/24`, `public`, `presets`; None: nothing but itself.
             operation_id: the same id again gives the same sandbox and makes no other.
         Raises:
             ImageNotFoundError, NameInUseError, InvalidRequestError, CapacityError: refused.
@@ -112,6 +116,7 @@ class AsyncSandboxClient:
             ttl_s=ttl_s,
             name=name,
             no_new_privileges=no_new_privileges,
+            network=network_policy(network),
         )
         info = await self._runner.run(self._core.create(spec, operation_id))
         return AsyncSandbox(self._core, self._runner, info)

@@ -14,6 +14,7 @@ from coldframe.client._portal import Portal
 from coldframe.client._requests import sandbox_spec
 from coldframe.client._sync.sandbox import Sandbox
 from coldframe.protocol.models import GIB, Capabilities, Ledger
+from coldframe.protocol.network import NetworkLike, network_policy
 
 if TYPE_CHECKING:
     from coldframe.client._link import NodeOpener
@@ -76,6 +77,7 @@ class SandboxClient:
         ttl_s: float | None = 7200.0,
         name: str | None = None,
         no_new_privileges: bool = False,
+        network: NetworkLike = None,
         operation_id: str | None = None,
     ) -> Sandbox:
         """Make a sandbox; it is ready for commands when this returns.
@@ -94,6 +96,8 @@ class SandboxClient:
             ttl_s: it is deleted after so many seconds, unless renewed; None: never.
             name: unique among live sandboxes.
             no_new_privileges: setuid programs gain nothing.
+            network: what it may reach: a policy, or rules such as `files.example:443`,
+                `*.example`, `203.0.113.0/24`, `public`, `presets`; None: nothing but itself.
             operation_id: the same id again gives the same sandbox and makes no other.
         Raises:
             ImageNotFoundError, NameInUseError, InvalidRequestError, CapacityError: refused.
@@ -113,6 +117,7 @@ class SandboxClient:
             ttl_s=ttl_s,
             name=name,
             no_new_privileges=no_new_privileges,
+            network=network_policy(network),
         )
         info = self._portal.run(self._core.create(spec, operation_id))
         return Sandbox(self._core, self._portal, info)

@@ -16,6 +16,7 @@ from coldframe.client._sync.files import Files
 from coldframe.client._sync.process import OutputStream, Process
 from coldframe.client._sync.session import Session
 from coldframe.protocol.models import MIB, ExecResult, Fingerprint, ProcessInfo, SandboxInfo
+from coldframe.protocol.network import EgressEvents, NetworkLike, network_policy
 
 if TYPE_CHECKING:
     from coldframe.client._core import ClientCore
@@ -207,6 +208,32 @@ class Sandbox:
     def listening_ports(self) -> tuple[int, ...]:
         """TCP ports that something in the sandbox listens on."""
         return self._portal.run(self._core.listening_ports())
+
+    # --- network ----------------------------------------------------------------------
+
+    def set_network(
+        self, network: NetworkLike, *, expected_version: int | None = None
+    ) -> SandboxInfo:
+        """Change what it may reach; connections that are no longer allowed are cut at once.
+
+        Args:
+            network: as in `create_sandbox`; None: nothing but itself.
+            expected_version: refuse with ConflictError if the sandbox has another version.
+        Raises:
+            InvalidRequestError: a text is no rule.
+            CapabilityError: the runtime cannot enforce it.
+        """
+        policy = network_policy(network)
+        self._info = self._portal.run(self._core.set_network(policy, expected_version))
+        return self._info
+
+    def egress_events(self, cursor: int = 0, limit: int = 1000) -> EgressEvents:
+        """What it asked of the network and what was decided, from a cursor on (0: the first).
+
+        `next_cursor` is where to go on. The oldest events of many are dropped; `dropped` says
+        how many are missing.
+        """
+        return self._portal.run(self._core.egress_events(cursor, limit))
 
     def connect(self, port: int) -> Connection:
         """Connect to a TCP port of the sandbox, from within; the caller closes what it gets.

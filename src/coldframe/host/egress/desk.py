@@ -1,0 +1,252 @@
+"""Where every question of one sandbox for the outside is decided, noted and carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+
+from coldframe.host.egress.addresses import Address, canonical
+from coldframe.host.egress.events import EventLog
+from coldframe.host.egress.flows import Flow, Meter, close
+from coldframe.host.egress.policy import Engine, Verdict
+from coldframe.host.egress.resolver import Names, TooManyLookupsError
+from coldframe.protocol.network import EgressDecision, EgressKind
+
+CONNECT_TIMEOUT_S = 30.0
+MOST_FLOWS = 12_288
+"""Connections of one sandbox at once; each costs the node two descriptors."""
+
+Serve = Callable[[Flow], Awaitable[None]]
+
+
+class RefusedError(Exception):
+    """The policy does not allow it; it has been noted. The message says why."""
+
+
+class UnreachableError(Exception):
+    """It is allowed, but the other side cannot be reached; it has been noted."""
+
+
+class Desk:
+    """One sandbox's egress, whichever listener it comes by."""
+
+    def __init__(self, engine: Engine, names: Names, log: EventLog) -> None:
+        self.engine, self.names, self.log = engine, names, log
+        self.meter = self._new_meter()
+        self._flows: set[Flow] = set()
+        self._next = 1
+
+    def _new_meter(self) -> Meter:
+        policy = self.engine.policy
+        return Meter(policy.rate_bytes_s, policy.max_bytes, self._spent)
+
+    def _spent(self) -> None:
+        for flow in list(self._flows):
+            flow.end("the policy's max_bytes are used up")
+
+    @property
+    def open_flows(self) -> int:
+        """How many connections there are."""
+        return len(self._flows)
+
+    # --- the policy -------------------------------------------------------------------
+
+    def replace(self, engine: Engine) -> None:
+        """Put another policy in force, for open connections too, before this returns."""
+        self.engine = engine
+        self.meter = self._new_meter()
+        for flow in list(self._flows):
+            flow.meter = self.meter
+            if flow.address is None:
+                continue
+            verdict = self.verdict_of(flow)
+            if verdict.allowed:
+                flow.verdict = verdict
+            else:
+                flow.end(f"the new policy does not allow it: {verdict.reason}")
+
+    def verdict_of(self, flow: Flow) -> Verdict:
+        """Decide about a connection as it is known now."""
+        assert flow.address is not None
+        if flow.name is not None:
+            return self.engine.named(flow.name, flow.address, flow.port, flow.spoken)
+        return self.engine.address(flow.address, flow.port, flow.names)
+
+    # --- connections ------------------------------------------------------------------
+
+    def serve(self, kind: EgressKind, client: socket.socket, serve: Serve) -> None:
+        """Take a connection of the sandbox's and serve it in a task of its own."""
+        client.setblocking(False)
+        with contextlib.suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        flow = Flow(self._next, kind, client, self.meter)
+        self._next += 1
+        if len(self._flows) >= MOST_FLOWS or self.meter.spent:
+            why = "max_bytes are used up" if self.meter.spent else "too many connections are open"
+            self.refuse(flow, why)
+            close(client, reset=True)
+            return
+        self._flows.add(flow)
+        flow.task = asyncio.ensure_future(self._run(flow, serve))
+
+    async def _run(self, flow: Flow, serve: Serve) -> None:
+        reset = True
+        try:
+            await serve(flow)
+            reset = False
+        except (RefusedError, UnreachableError):
+            pass
+        except asyncio.CancelledError:
+            if not (flow.cut or flow.broken):
+                raise
+        except (OSError, TimeoutError) as error:
+            self._note_break(flow, error)
+        finally:
+            self._flows.discard(flow)
+            flow.close(reset=reset)
+            self._note_end(flow)
+
+    def _note_break(self, flow: Flow, error: Exception) -> None:
+        if not flow.announced and flow.address is not None:
+            self.note(flow, EgressDecision.FAILED, str(error) or "timed out")
+
+    def _note_end(self, flow: Flow) -> None:
+        if flow.cut and not flow.announced and flow.address is not None:
+            flow.announced = True
+        if flow.announced:
+            decision = EgressDecision.CUT if flow.cut else EgressDecision.CLOSED
+            self.note(flow, decision, flow.cut)
+
+    def note(self, flow: Flow, decision: EgressDecision, reason: str = "") -> None:
+        """Note what became of a connection."""
+        self.log.add(
+            flow.kind,
+            decision,
+            connection=flow.number,
+            name=flow.name or (flow.names[0] if flow.names else None),
+            address=None if flow.address is None else str(flow.address),
+            port=flow.port or None,
+            rule=flow.verdict.rule,
+            reason=reason,
+            bytes_out=flow.bytes_out,
+            bytes_in=flow.bytes_in,
+        )
+
+    def announce(self, flow: Flow) -> None:
+        """Note once that a connection is allowed."""
+        if not flow.announced:
+            flow.announced = True
+            self.note(flow, EgressDecision.ALLOWED)
+
+    def refuse(self, flow: Flow, reason: str) -> RefusedError:
+        """Note that it is not; raise what is returned."""
+        self.note(flow, EgressDecision.REFUSED, reason)
+        return RefusedError(reason)
+
+    # --- names, sockets ---------------------------------------------------------------
+
+    async def resolve(self, name: str) -> tuple[Address, ...]:
+        """Return the addresses of an allowed name that may be told, and pin them.
+
+        Raises:
+            RefusedError: the policy names it not, or it has local addresses only. Noted.
+            UnreachableError: nobody knows it now. Noted.
+        """
+        verdict = self.engine.name(name)
+        if not verdict.allowed:
+            raise self._no_name(name, EgressDecision.REFUSED, verdict.reason)
+        try:
+            found = await self.names.lookup(name)
+        except TooManyLookupsError as error:
+            raise self._no_name(name, EgressDecision.REFUSED, str(error)) from None
+        except (OSError, TimeoutError) as error:
+            why = f"it cannot be resolved now: {error}"
+            raise self._no_name(name, EgressDecision.FAILED, why, verdict.rule) from None
+        return self._tellable(name, found, verdict)
+
+    def _tellable(
+        self, name: str, found: tuple[Address, ...], verdict: Verdict
+    ) -> tuple[Address, ...]:
+        reasons = {address: self.engine.answer(address) for address in found}
+        good = tuple(address for address, reason in reasons.items() if reason is None)
+        for address in good:
+            self.names.pin(name, address)
+        if good or not found:
+            reason = "" if good else "there is no such host"
+            told = ", ".join(map(str, good)) or None
+            self._note_name(name, EgressDecision.ALLOWED, reason, verdict.rule, told)
+            return good
+        why = next(iter(reasons.values())) or ""
+        raise self._no_name(name, EgressDecision.REFUSED, why)
+
+    def _no_name(
+        self, name: str, decision: EgressDecision, why: str, rule: str | None = None
+    ) -> RefusedError | UnreachableError:
+        self._note_name(name, decision, why, rule, None)
+        kind = RefusedError if decision is EgressDecision.REFUSED else UnreachableError
+        return kind(why)
+
+    def _note_name(
+        self,
+        name: str,
+        decision: EgressDecision,
+        reason: str,
+        rule: str | None,
+        address: str | None,
+    ) -> None:
+        self.log.add(EgressKind.DNS, decision, name=name, address=address, rule=rule, reason=reason)
+
+    async def connect(self, flow: Flow) -> socket.socket:
+        """Connect to where a connection is meant to go.
+
+        Raises:
+            UnreachableError: nobody answers there; noted.
+        """
+        assert flow.address is not None
+        first, why = flow.address, ""
+        # Inside, connecting has succeeded already, so who connected cannot try the next address.
+        for address in (first, *self.names.siblings(flow.names, first)):
+            if address != first and not self.engine.address(address, flow.port, flow.names).allowed:
+                continue
+            try:
+                flow.upstream = await open_connection(address, flow.port)
+            except (OSError, TimeoutError) as error:
+                why = why or str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+                continue
+            flow.address = address
+            return flow.upstream
+        self.note(flow, EgressDecision.FAILED, why)
+        raise UnreachableError(why)
+
+    async def close(self) -> None:
+        """End every connection, and return when all have ended."""
+        flows = list(self._flows)
+        for flow in flows:
+            flow.end("the sandbox's egress has ended")
+        await asyncio.gather(
+            *(flow.task for flow in flows if flow.task is not None), return_exceptions=True
+        )
+        self.names.close()
+
+
+async def open_connection(address: Address, port: int) -> socket.socket:
+    """Connect from the node's own network namespace. Raises OSError, TimeoutError."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await asyncio.get_running_loop().sock_connect(made, (str(address), port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def destination(client: socket.socket) -> tuple[Address, int]:
+    """Where a redirected connection was meant to go."""
+    address, port = client.getsockname()[:2]
+    return canonical(ip_address(address)), int(port)

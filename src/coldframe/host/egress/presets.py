@@ -1,0 +1,112 @@
+"""Where this machine's own apt, pip and npm fetch packages, as rules.
+
+The tools themselves are asked, so that their files, their variables and their defaults count as
+they do for them. A tool that is not installed has no rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
+
+from coldframe.protocol.network import NetworkRule, Preset
+
+_KEPT_S = 600.0
+_TIMEOUT_S = 30.0
+_PORTS = {"http": 80, "https": 443}
+_PIP_OPTIONS = frozenset({"index-url", "extra-index-url", "find-links"})
+_PIP_DEFAULTS = (
+    "import json; from pip._internal.models.index import PyPI as i; "
+    "print(json.dumps([i.simple_url, 'https://' + i.file_storage_domain]))"
+)
+_kept: dict[Preset, tuple[float, tuple[NetworkRule, ...]]] = {}
+
+
+def preset_rules(presets: Iterable[Preset]) -> tuple[NetworkRule, ...]:
+    """Return the rules of presets. Blocks while tools are asked; answers are kept for minutes."""
+    found: dict[NetworkRule, None] = {}
+    for preset in presets:
+        known = _kept.get(preset)
+        if known is None or known[0] < time.monotonic():
+            known = (time.monotonic() + _KEPT_S, tuple(_rules(_ADDRESSES[preset]())))
+            _kept[preset] = known
+        found.update(dict.fromkeys(known[1]))
+    return tuple(found)
+
+
+def cached_preset_rules(presets: Iterable[Preset]) -> tuple[NetworkRule, ...] | None:
+    """Return the rules if no tool needs to be asked, else None."""
+    now = time.monotonic()
+    if all(preset in _kept and _kept[preset][0] > now for preset in presets):
+        return preset_rules(presets)
+    return None
+
+
+def _rules(urls: Iterable[str]) -> Iterator[NetworkRule]:
+    for url in urls:
+        with contextlib.suppress(ValueError):  # a local file, or no URL at all
+            parts = urlsplit(url)
+            port = parts.port or _PORTS.get(parts.scheme)
+            if parts.hostname and port:
+                host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+                yield NetworkRule.parse(f"{host}:{port}")
+
+
+def _ask(*command: str) -> str:
+    """Return what a tool says; nothing when it fails or is not there."""
+    if shutil.which(command[0]) is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, cwd="/"
+        )
+        if ended.returncode == 0:
+            return ended.stdout
+    return ""
+
+
+def _apt() -> Iterator[str]:
+    yield from _ask("apt-get", "indextargets", "--format", "$(REPO_URI)").split()
+
+
+def _pip() -> Iterator[str]:
+    pip = (sys.executable, "-m", "pip") if _ask(sys.executable, "-m", "pip", "--version") else None
+    settings = _ask(*(pip or ("pip",)), "config", "list")
+    named: dict[str, list[str]] = {}
+    for line in settings.splitlines():
+        key, _, value = line.partition("=")
+        option = key.rpartition(".")[2]
+        if option in _PIP_OPTIONS:
+            # The last one counts, as for pip: the environment is listed last.
+            named[option] = value.strip("'\"").replace("\\n", " ").split()
+    index, *files = _pip_defaults()
+    yield from named.pop("index-url", [index])
+    yield from files
+    for urls in named.values():
+        yield from urls
+
+
+def _pip_defaults() -> list[str]:
+    for python in (sys.executable, "python3"):
+        answer = _ask(python, "-c", _PIP_DEFAULTS)
+        if answer:
+            return [str(url) for url in json.loads(answer)]
+    return [""]
+
+
+def _npm() -> Iterator[str]:
+    answer = _ask("npm", "config", "list", "--json")
+    with contextlib.suppress(json.JSONDecodeError):
+        settings = json.loads(answer or "{}")
+        for key, value in settings.items():
+            if (key == "registry" or key.endswith(":registry")) and isinstance(value, str):
+                yield value
+
+
+_ADDRESSES = {"apt": _apt, "pip": _pip, "npm": _npm}

@@ -1,0 +1,175 @@
+"""Carry bytes between two sockets without copying them: splice through a pipe.
+
+Back-pressure is the kernel's: nothing is read while the other side takes nothing. An end of file
+is passed on for its direction alone. A pipe is held only while it has something in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+
+from coldframe.host.egress.flows import Flow, Meter
+
+_CHUNK = 1 << 20
+_TURNS = 8
+"""Chunks that one direction carries before others have their turn."""
+_SPARE_PIPES = 64
+_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+
+class _Pipes:
+    """Empty pipes, kept for the next use."""
+
+    def __init__(self) -> None:
+        self._spare: list[tuple[int, int]] = []
+
+    def take(self) -> tuple[int, int]:
+        if self._spare:
+            return self._spare.pop()
+        pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with contextlib.suppress(OSError):  # a limit of the machine; slower is fine
+            fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, _CHUNK)
+        return pipe
+
+    def give_back(self, pipe: tuple[int, int], *, empty: bool) -> None:
+        if empty and len(self._spare) < _SPARE_PIPES:
+            self._spare.append(pipe)
+            return
+        for end in pipe:
+            os.close(end)
+
+
+_pipes = _Pipes()
+
+
+class Direction:
+    """One way of a connection. Belongs to the running event loop."""
+
+    def __init__(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        meter: Meter,
+        count: Callable[[int], None],
+    ) -> None:
+        self._source, self._target = source, target
+        self._meter, self._count = meter, count
+        self._loop = asyncio.get_running_loop()
+        self._pipe: tuple[int, int] | None = None
+        self._held = 0
+        self._timer: asyncio.Handle | None = None
+        self._reading = self._writing = False
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done at the end of file; raises OSError when either side broke."""
+        self._pump()
+
+    def stop(self) -> None:
+        """Carry nothing more."""
+        self._watch()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pipe is not None:
+            _pipes.give_back(self._pipe, empty=self._held == 0)
+            self._pipe = None
+        if not self.ended.done():
+            self.ended.cancel()
+
+    def _watch(self, *, read: bool = False, write: bool = False) -> None:
+        if self._reading != read:
+            self._reading = read
+            if read:
+                self._loop.add_reader(self._source, self._pump)
+            else:
+                self._loop.remove_reader(self._source)
+        if self._writing != write:
+            self._writing = write
+            if write:
+                self._loop.add_writer(self._target, self._pump)
+            else:
+                self._loop.remove_writer(self._target)
+
+    def _pump(self) -> None:
+        try:
+            for _ in range(_TURNS):
+                if self.ended.done() or not self._turn():
+                    return
+        except OSError as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+            self.stop()
+            return
+        self._watch()
+        self._timer = self._loop.call_soon(self._pump)
+
+    def _turn(self) -> bool:
+        """Move one chunk; False: there is something to wait for."""
+        if not self._held:
+            return self._fill()
+        assert self._pipe is not None
+        try:
+            moved = os.splice(self._pipe[0], self._target.fileno(), self._held, flags=_FLAGS)
+        except BlockingIOError:
+            self._watch(write=True)
+            return False
+        self._held -= moved
+        return True
+
+    def _fill(self) -> bool:
+        granted = self._meter.grant(_CHUNK)
+        if self.ended.done():
+            return False
+        if not granted:
+            self._watch()
+            self._timer = self._loop.call_later(self._meter.delay_s, self._pump)
+            return False
+        if self._pipe is None:
+            self._pipe = _pipes.take()
+        try:
+            self._held = os.splice(self._source.fileno(), self._pipe[1], granted, flags=_FLAGS)
+        except BlockingIOError:
+            self._release()
+            self._watch(read=True)
+            return False
+        if not self._held:
+            self._finish()
+            return False
+        self._meter.spend(self._held)
+        self._count(self._held)
+        return True
+
+    def _release(self) -> None:
+        if self._pipe is not None:
+            _pipes.give_back(self._pipe, empty=True)
+            self._pipe = None
+
+    def _finish(self) -> None:
+        with contextlib.suppress(OSError):  # the other side has gone: its own direction tells
+            self._target.shutdown(socket.SHUT_WR)
+        self.ended.set_result(None)
+        self.stop()
+
+
+def upward(flow: Flow, upstream: socket.socket) -> Direction:
+    """Carry what comes from the sandbox."""
+    made = Direction(flow.client, upstream, flow.meter, flow.count_out)
+    flow.stops.append(made.stop)
+    flow.watch(made.ended)
+    return made
+
+
+def downward(flow: Flow, upstream: socket.socket) -> Direction:
+    """Carry what goes to the sandbox."""
+    made = Direction(upstream, flow.client, flow.meter, flow.count_in)
+    flow.stops.append(made.stop)
+    flow.watch(made.ended)
+    return made
+
+
+async def both(*directions: Direction) -> None:
+    """Wait for the end of both ways. Raises OSError as soon as one breaks."""
+    await asyncio.gather(*(direction.ended for direction in directions))

@@ -1,0 +1,349 @@
+"""Carry plain HTTP requests one by one: each names its host, and some get a credential."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from typing import Protocol
+
+from coldframe.host.egress import relay
+from coldframe.host.egress.desk import Desk, RefusedError, open_connection
+from coldframe.host.egress.flows import Flow
+from coldframe.host.egress.http import (
+    MOST_HEAD,
+    BadRequestError,
+    Head,
+    authority,
+    parse_head,
+    refusal,
+)
+from coldframe.protocol.network import Credential
+
+_READ_BYTES = 1 << 18
+_MOST_LINE = 4096
+_HEAD_TIMEOUT_S = 30.0
+_TLS_PORT = 443
+_UPGRADE = frozenset({"upgrade", "http2-settings"})
+
+
+class ClientStream:
+    """What comes from the sandbox, read by heads, lines and bodies."""
+
+    def __init__(self, client: socket.socket, data: bytes = b"") -> None:
+        self._client, self._data = client, bytearray(data)
+
+    async def _more(self) -> bool:
+        piece = await asyncio.get_running_loop().sock_recv(self._client, _READ_BYTES)
+        self._data += piece
+        return bool(piece)
+
+    async def until(self, mark: bytes, most: int) -> bytes | None:
+        """Return all up to a mark, with it; None at the end of file before the first byte.
+
+        Raises BadRequestError: it is longer than `most`, or ends early.
+        """
+        while (at := self._data.find(mark)) < 0:
+            if len(self._data) > most:
+                raise BadRequestError("a head or a line is too long")
+            if not await self._more():
+                if not self._data:
+                    return None
+                raise BadRequestError("it ends in the middle")
+        return self._cut(at + len(mark))
+
+    async def head(self) -> Head | None:
+        """Return the next request, None at the end. Raises BadRequestError, TimeoutError."""
+        if not self._data and not await self._more():
+            return None
+        async with asyncio.timeout(_HEAD_TIMEOUT_S):
+            raw = await self.until(b"\r\n\r\n", MOST_HEAD)
+        return None if raw is None else parse_head(raw)
+
+    async def some(self, most: int) -> bytes:
+        """Return at least one byte. Raises BadRequestError at the end of file."""
+        if not self._data and not await self._more():
+            raise BadRequestError("its body ends early")
+        return self._cut(min(most, len(self._data)))
+
+    def rest(self) -> bytes:
+        """Return what was read and not yet taken."""
+        return self._cut(len(self._data))
+
+    def _cut(self, count: int) -> bytes:
+        piece = bytes(self._data[:count])
+        del self._data[:count]
+        return piece
+
+
+class Upstream(Protocol):
+    """The other side, plain or by TLS."""
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def down(self) -> None:
+        """Wait until all that it sends has been carried to the sandbox."""
+
+    async def upgraded(self) -> bool:
+        """Whether its first answer agrees to go on with another protocol."""
+
+    def finish(self) -> None:
+        """Tell it that nothing more comes."""
+
+
+class PlainUpstream:
+    """See `Upstream`."""
+
+    def __init__(self, flow: Flow, made: socket.socket, down: relay.Direction | None) -> None:
+        self._flow, self._socket, self._down = flow, made, down
+
+    async def send(self, data: bytes) -> None:
+        """See `Upstream.send`."""
+        await self._flow.allow(len(data))
+        self._flow.count_out(len(data))
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    def start(self) -> None:
+        """Begin to carry what it sends."""
+        self._down = self._down or relay.downward(self._flow, self._socket)
+
+    async def down(self) -> None:
+        """See `Upstream.down`."""
+        self.start()
+        assert self._down is not None
+        await self._down.ended
+
+    async def upgraded(self) -> bool:
+        """See `Upstream.upgraded`: looks at its answer without taking it."""
+        wanted = b"HTTP/1.1 101 "
+        seen = b""
+        while len(seen) < len(wanted) and wanted.startswith(seen):
+            await _readable(self._socket)
+            more = self._socket.recv(len(wanted), socket.MSG_PEEK)
+            if not more:
+                return False
+            if more == seen:
+                await asyncio.sleep(0.001)  # what was seen is still there: the rest is to come
+            seen = more
+        return seen == wanted
+
+    def finish(self) -> None:
+        """See `Upstream.finish`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+
+async def _readable(one: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(one, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(one)
+
+
+class TlsUpstream:
+    """See `Upstream`. The node speaks TLS, so that the sandbox need not hold the credential."""
+
+    def __init__(
+        self, flow: Flow, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._flow, self._reader, self._writer = flow, reader, writer
+        task = asyncio.ensure_future(self._carry())
+        flow.watch(task)
+        flow.stops.append(self._stop)
+        self._task = task
+
+    @classmethod
+    async def open(cls, flow: Flow, name: str) -> TlsUpstream:
+        """Connect to a host's TLS port at the address that was decided about. Raises OSError."""
+        assert flow.address is not None
+        made = await open_connection(flow.address, _TLS_PORT)
+        try:
+            reader, writer = await asyncio.open_connection(
+                sock=made, ssl=ssl.create_default_context(), server_hostname=name
+            )
+        except BaseException:
+            made.close()
+            raise
+        return cls(flow, reader, writer)
+
+    def _stop(self) -> None:
+        self._task.cancel()
+        self._writer.transport.abort()
+
+    async def send(self, data: bytes) -> None:
+        """See `Upstream.send`."""
+        await self._flow.allow(len(data))
+        self._flow.count_out(len(data))
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def _carry(self) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await self._reader.read(_READ_BYTES):
+            await self._flow.allow(len(data))
+            self._flow.count_in(len(data))
+            await loop.sock_sendall(self._flow.client, data)
+        with contextlib.suppress(OSError):
+            self._flow.client.shutdown(socket.SHUT_WR)
+
+    async def down(self) -> None:
+        """See `Upstream.down`."""
+        await self._task
+
+    async def upgraded(self) -> bool:
+        """See `Upstream.upgraded`: not by this way."""
+        return False
+
+    def finish(self) -> None:
+        """See `Upstream.finish`; TLS has no half-closed state that servers agree on."""
+
+
+class RequestCarrier:
+    """All requests of one redirected connection, which are for one host."""
+
+    def __init__(
+        self, desk: Desk, flow: Flow, beginning: bytes, down: relay.Direction | None
+    ) -> None:
+        flow.spoken = "http"
+        self._desk, self._flow, self._down = desk, flow, down
+        self._stream = ClientStream(flow.client, beginning)
+        self._upstream: Upstream | None = None
+
+    async def run(self) -> None:
+        """Carry requests until the client has no more. Raises as `tunnel.carry`."""
+        flow = self._flow
+        while True:
+            try:
+                head = await self._stream.head()
+                if head is None:
+                    break
+                name = self._require(head)
+                if await self._one(head, name):
+                    return
+            except (BadRequestError, RefusedError) as error:
+                await self._say(error)
+                raise (
+                    error
+                    if isinstance(error, RefusedError)
+                    else self._desk.refuse(flow, str(error))
+                ) from None
+        if self._upstream is not None:
+            self._upstream.finish()
+            await self._upstream.down()
+
+    async def _say(self, error: Exception) -> None:
+        """Tell the client why, if no answer of the other side can be in the way."""
+        if self._upstream is None:
+            self._flow.stop()
+            status = "403 Forbidden" if isinstance(error, RefusedError) else "400 Bad Request"
+            await asyncio.get_running_loop().sock_sendall(
+                self._flow.client, refusal(status, str(error))
+            )
+            self._flow.client.shutdown(socket.SHUT_WR)
+
+    def _require(self, head: Head) -> str | None:
+        """Return the host that a request is for. Raises RefusedError, BadRequestError."""
+        flow, desk = self._flow, self._desk
+        assert flow.address is not None
+        if head.method == "CONNECT" or not head.target.startswith(("/", "*")):
+            raise BadRequestError("this is no proxy: ask for a path")
+        if not flow.verdict.names and not desk.engine.policy.credentials:
+            verdict = desk.engine.named(flow.name or "", flow.address, flow.port, "http")
+            if not verdict.allowed:
+                raise desk.refuse(flow, verdict.reason)
+            return None
+        hosts = head.values("host")
+        host = authority(hosts[0], flow.port) if len(hosts) == 1 else head.host
+        bound = flow.name if self._upstream is not None else None
+        if not flow.verdict.names and host.name not in flow.names:
+            return None
+        if host.name not in flow.names or bound not in (None, host.name):
+            flow.name = bound or host.name
+            raise desk.refuse(flow, f"Host names {host}, which was not resolved to this address")
+        if host.port != flow.port:
+            raise desk.refuse(flow, f"Host names port {host.port}, the connection {flow.port}")
+        assert host.name is not None
+        flow.name = host.name
+        verdict = desk.engine.named(host.name, flow.address, flow.port, "http")
+        if not verdict.allowed:
+            raise desk.refuse(flow, verdict.reason)
+        flow.verdict = verdict if verdict.names else flow.verdict
+        return host.name
+
+    async def _one(self, head: Head, name: str | None) -> bool:
+        """Carry one request; True: nothing is left to be done for this connection."""
+        secrets = self._desk.engine.credentials(name) if name else []
+        first = self._upstream is None
+        upgrade = head.upgrade == "websocket" and first
+        drop = frozenset(one.header.lower() for one in secrets)
+        drop |= frozenset() if upgrade else _UPGRADE
+        add = tuple((one.header, one.value.get_secret_value()) for one in secrets)
+        length = head.length
+        upstream = await self._reach(secrets, name)
+        await upstream.send(head.encode(target=head.target, drop=drop, add=add))
+        if upgrade and isinstance(upstream, PlainUpstream) and await upstream.upgraded():
+            await self._freely(upstream)
+            return True
+        if isinstance(upstream, PlainUpstream):
+            upstream.start()
+        await send_body(self._stream, length, upstream)
+        return False
+
+    async def _reach(self, secrets: list[Credential], name: str | None) -> Upstream:
+        if self._upstream is None:
+            self._desk.announce(self._flow)
+            if name is not None and any(one.tls for one in secrets):
+                self._upstream = await TlsUpstream.open(self._flow, name)
+            else:
+                made = self._flow.upstream or await self._desk.connect(self._flow)
+                self._upstream = PlainUpstream(self._flow, made, self._down)
+        return self._upstream
+
+    async def _freely(self, upstream: PlainUpstream) -> None:
+        await upstream.send(self._stream.rest())
+        assert self._flow.upstream is not None
+        up = relay.upward(self._flow, self._flow.upstream)
+        await asyncio.gather(up.ended, upstream.down())
+
+
+async def send_body(stream: ClientStream, length: int | None, upstream: Upstream) -> None:
+    """Carry a request's body. Raises BadRequestError, OSError."""
+    if length is not None:
+        await _send_exactly(stream, length, upstream)
+        return
+    while True:
+        line = await stream.until(b"\r\n", _MOST_LINE)
+        size = _chunk_size(line)
+        assert line is not None
+        await upstream.send(line)
+        if size == 0:
+            break
+        await _send_exactly(stream, size, upstream)
+        if (ending := await stream.until(b"\r\n", 2)) != b"\r\n":
+            raise BadRequestError("a chunk has no end")
+        await upstream.send(ending)
+    while True:
+        line = await stream.until(b"\r\n", _MOST_LINE)
+        if line is None:
+            raise BadRequestError("its body ends early")
+        await upstream.send(line)
+        if line == b"\r\n":
+            return
+
+
+async def _send_exactly(stream: ClientStream, length: int, upstream: Upstream) -> None:
+    while length:
+        piece = await stream.some(min(length, _READ_BYTES))
+        length -= len(piece)
+        await upstream.send(piece)
+
+
+def _chunk_size(line: bytes | None) -> int:
+    digits = (line or b"").removesuffix(b"\r\n").partition(b";")[0]
+    if not 0 < len(digits) <= 15 or not all(c in b"0123456789abcdefABCDEF" for c in digits):
+        raise BadRequestError("a chunk has no size")
+    return int(digits, 16)

@@ -1,0 +1,189 @@
+"""A native sandbox's egress: its gateway while it has a policy, its events as long as it lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from ipaddress import IPv4Address, IPv6Address
+
+from coldframe.host.egress.events import EventLog
+from coldframe.host.egress.gateway import SERVICE, Gateway
+from coldframe.host.egress.namespace import open_network
+from coldframe.host.egress.netlink import RouteSocket
+from coldframe.host.egress.policy import Engine
+from coldframe.host.egress.presets import cached_preset_rules, preset_rules
+from coldframe.host.egress.resolver import Resolve, SystemResolver
+from coldframe.host.rootfs import RootFiles
+from coldframe.host.spawner import Created
+from coldframe.protocol.errors import (
+    CapabilityError,
+    FileError,
+    InvalidRequestError,
+    PathNotFoundError,
+    SandboxGoneError,
+)
+from coldframe.protocol.network import (
+    EgressDecision,
+    EgressEvents,
+    EgressKind,
+    NetworkPolicy,
+    NetworkRule,
+)
+
+_RESOLV = "/etc/resolv.conf"
+_OURS = (
+    "# Written by the sandbox's network policy, which decides what may be asked.\n"
+    f"nameserver {SERVICE}\n"
+).encode()
+_MOST_RESOLV = 1 << 16
+
+
+class NodeNetwork:
+    """What all sandboxes of a node share: its way to resolve names, and its own addresses."""
+
+    def __init__(self, resolve: Resolve | None = None) -> None:
+        """`resolve` takes the place of the host's own way."""
+        self._system = SystemResolver()
+        self.resolve: Resolve = resolve or self._system
+        self._routes: RouteSocket | None = None
+
+    def is_own(self, address: IPv4Address | IPv6Address) -> bool:
+        """Whether packets to an address stay on this machine."""
+        if self._routes is None:
+            self._routes = RouteSocket()
+        try:
+            return self._routes.is_own(address)
+        except OSError:  # no way leads there: connecting will say so
+            return False
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._system.close()
+        if self._routes is not None:
+            self._routes.close()
+            self._routes = None
+
+
+class NativeEgress:
+    """One sandbox's."""
+
+    def __init__(self, created: Created, files: RootFiles, node: NodeNetwork) -> None:
+        self._created, self._files, self._node = created, files, node
+        self._log = EventLog(created.sandbox_id)
+        self._gateway: Gateway | None = None
+        self._before: bytes | None = None
+        """What resolv.conf held before the first policy; None: there was none."""
+        self._written = False
+        self._changing = asyncio.Lock()
+        self._ended = False
+
+    @property
+    def active(self) -> bool:
+        """Whether there are listeners of ours in the sandbox."""
+        return self._gateway is not None
+
+    def events(self, cursor: int, limit: int) -> EgressEvents:
+        """Return events from a cursor on."""
+        return self._log.read(cursor, limit)
+
+    async def set_policy(self, policy: NetworkPolicy) -> None:
+        """Put a policy in force, for open connections too.
+
+        Raises:
+            CapabilityError: the kernel cannot do it, or something inside is in the way.
+            InvalidRequestError: it was read from a record, without its secrets.
+            SandboxGoneError: the sandbox has ended.
+        """
+        if policy.redacted:
+            raise InvalidRequestError("this policy's secrets were left out when it was recorded")
+        async with self._changing:
+            if self._ended:
+                raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended")
+            if policy.empty:
+                await self._remove()
+            else:
+                rules = cached_preset_rules(policy.presets)
+                if rules is None:
+                    rules = await asyncio.to_thread(preset_rules, policy.presets)
+                await self._apply(policy, rules)
+            self._log.add(
+                EgressKind.POLICY, EgressDecision.ALLOWED, reason=f"policy {policy.digest}"
+            )
+
+    async def _apply(self, policy: NetworkPolicy, presets: tuple[NetworkRule, ...]) -> None:
+        engine = Engine(policy, self._node.is_own, presets)
+        if self._gateway is not None:
+            self._gateway.desk.replace(engine)
+            return
+        try:
+            network = open_network(self._created.pid, self._created.namespaces["net"])
+        except ProcessLookupError:
+            raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended") from None
+        gateway = Gateway(network, engine, self._node.resolve, self._log)
+        try:
+            await gateway.open()
+            await self._write_resolv()
+        except BaseException as error:
+            await gateway.close()
+            if isinstance(error, OSError):
+                raise CapabilityError(f"egress cannot be opened in the sandbox: {error}") from error
+            raise
+        self._gateway = gateway
+
+    async def _remove(self) -> None:
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            await gateway.close()
+            await self._restore_resolv()
+
+    async def close(self) -> None:
+        """End every connection; the sandbox ends too."""
+        self._ended = True
+        async with self._changing:
+            gateway, self._gateway = self._gateway, None
+            if gateway is not None:
+                await gateway.close(sandbox_ends=True)
+
+    # --- resolv.conf ------------------------------------------------------------------
+
+    async def _read_resolv(self) -> bytes | None:
+        try:
+            return b"".join([p async for p in self._files.read(_RESOLV, length=_MOST_RESOLV)])
+        except PathNotFoundError:
+            return None
+
+    async def _write_resolv(self) -> None:
+        """Name our DNS. What cannot be written is noted: addresses can be reached without."""
+        try:
+            before = await self._read_resolv()
+            if before != _OURS:
+                self._before = before
+                await self._files.write(_RESOLV, _piece(_OURS), owner=(0, 0))
+            self._written = True
+        except FileError as error:
+            self._log.add(
+                EgressKind.POLICY,
+                EgressDecision.FAILED,
+                reason=f"{_RESOLV} was not written: {error}",
+            )
+
+    async def _restore_resolv(self) -> None:
+        """Put back what was there, unless somebody has changed it meanwhile."""
+        written, self._written = self._written, False
+        try:
+            if not written or await self._read_resolv() != _OURS:
+                return
+            if self._before is None:
+                await self._files.remove(_RESOLV)
+            else:
+                await self._files.write(_RESOLV, _piece(self._before), owner=(0, 0))
+        except FileError as error:
+            self._log.add(
+                EgressKind.POLICY,
+                EgressDecision.FAILED,
+                reason=f"{_RESOLV} was not restored: {error}",
+            )
+
+
+async def _piece(data: bytes) -> AsyncIterator[bytes]:
+    yield data

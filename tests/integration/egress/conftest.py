@@ -1,0 +1,60 @@
+"""Programs that run in sandboxes, and servers with certificates."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.egress import Internet, hello, web
+
+TALK = """
+import socket, sys
+host, port, said = sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])
+try:
+    link = socket.create_connection((host, port), 5)
+    if said: link.sendall(said)
+    link.shutdown(socket.SHUT_WR)
+    while data := link.recv(65536): sys.stdout.write(data.decode("latin-1"))
+except OSError as error:
+    print("ERROR", type(error).__name__)
+"""
+"""Says bytes to a port, and prints what comes back or why nothing does."""
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for web.example and other.example with its key, in one file."""
+    both = tmp_path / "certificate.pem"
+    names = "subjectAltName=DNS:web.example,DNS:other.example"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+        f"-subj /CN=web.example -addext {names} -keyout {both} -out {tmp_path}/public.pem"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    with both.open("a") as file:
+        file.write((tmp_path / "public.pem").read_text())
+    return both
+
+
+@pytest.fixture
+def tls_server(certificate: Path) -> ssl.SSLContext:
+    """What a server with that certificate needs; it speaks HTTP/2 too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
+@pytest.fixture
+async def servers(internet: Internet) -> Internet:
+    """`hello` on port 7 and `web` on port 80 of every address, and names for two of them."""
+    from tests.fixtures.egress import METADATA, OTHER, PRIVATE, SHARED, WEB, WEB6
+
+    internet.names |= {"web.example": [WEB], "six.example": [WEB6], "other.example": [OTHER]}
+    for address in (WEB, OTHER, WEB6, PRIVATE, METADATA, SHARED):
+        await internet.serve(address, 7, hello)
+        await internet.serve(address, 80, web)
+    return internet
