@@ -57,7 +57,7 @@ static void sift(size_t index, struct timer *timer)
 
 int timers_reserve(void)
 {
-	size_t need = worker.sandboxes + worker.execs + 2;
+	size_t need = worker.sandboxes + worker.execs + 4;
 	struct timer **more;
 
 	if (need < heap_cap)

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 
 #include "kernel.h"
 #include "overlay.h"
@@ -339,12 +340,49 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int 
 	return error;
 }
 
-void rootfs_release(void)
+#define LATER_MAX 64u
+
+/* Mounts to be closed once there is nothing better to do, oldest first. */
+static int later[LATER_MAX];
+static unsigned later_count;
+static struct timer later_timer;
+
+static void close_mounts(unsigned keep)
+{
+	unsigned closed = 0;
+
+	while (later_count - closed > keep)
+		close(later[closed++]);
+	later_count -= closed;
+	memmove(later, later + closed, later_count * sizeof(later[0]));
+}
+
+static void later_fired(struct timer *timer)
+{
+	(void)timer;
+	close_mounts(0);
+}
+
+static void close_later(int *mount)
+{
+	if (*mount < 0)
+		return;
+	close_mounts(LATER_MAX - 1);
+	later[later_count++] = *mount;
+	*mount = -1;
+}
+
+void rootfs_release(bool at_once)
 {
 	while (parts.lower_count)
 		close_quietly(&parts.lower[--parts.lower_count]);
 	close_quietly(&parts.upper_directory);
 	close_quietly(&parts.work_directory);
-	close_quietly(&parts.upper);
-	close_quietly(&parts.layers);
+	close_later(&parts.upper);
+	close_later(&parts.layers);
+	later_timer.fire = later_fired;
+	if (at_once)
+		close_mounts(0);
+	else
+		timer_set(&later_timer, clock_ns(CLOCK_MONOTONIC) + 10 * NS_PER_MS);
 }

@@ -211,6 +211,7 @@ static void create_failed(struct sandbox *sandbox, int error, const char *stage)
 		sandbox->fault = -error;
 		snprintf(sandbox->fault_stage, sizeof(sandbox->fault_stage), "%s", stage);
 	}
+	rootfs_release(true);
 	kill_init(sandbox);
 }
 
@@ -604,7 +605,8 @@ void sandbox_create(const struct create_spec *spec)
 	sandbox->listed = true;
 	worker.sandboxes++;
 	error = make(sandbox, spec, &stage);
-	rootfs_release();
 	if (error)
 		create_failed(sandbox, error, stage);
+	else
+		rootfs_release(false);
 }

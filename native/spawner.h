@@ -254,10 +254,10 @@ struct root_spec {
 int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
 		const char **stage);
 /*
- * Close what rootfs_make left open. Each mount that goes waits for a grace period of the kernel's,
- * so this is done once pid 1 has what it needs and goes on by itself.
+ * Close what rootfs_make left open. Each mount that goes waits for a grace period of the kernel's, in
+ * which neither we nor pid 1 could go on: unless `at_once`, that is done a little later.
  */
-void rootfs_release(void);
+void rootfs_release(bool at_once);
 int rootfs_prepare(int layers);
 /* Go to the host's mounts, or back to ours. */
 int rootfs_at_home(bool home);

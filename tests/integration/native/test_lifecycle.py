@@ -280,7 +280,10 @@ async def test_idle_sandbox_costs_five_descriptors_at_most(native: Native) -> No
         sandbox = await native.create(memory_bytes=64 << 20, pids=50, cpu_milli=1000)
         await native.run(sandbox, "true")
 
-    assert (await native.spawner.stat())[0].descriptors - before <= 4 * 5
+    async with asyncio.timeout(10):
+        # What create needed is closed a moment later.
+        while (await native.spawner.stat())[0].descriptors - before > 4 * 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def _names(directory: Path) -> list[str]:
