@@ -9,7 +9,16 @@ import sys
 from tests.guest.errors import GuestError
 from tests.guest.machine import GuestSettings, run_guest
 
-TESTS = ("python3", "-m", "pytest", "-p", "no:cacheprovider", "tests/guest/test_guest.py")
+TESTS = (
+    "python3",
+    "-m",
+    "pytest",
+    "--color=no",
+    "tests/guest/test_guest.py",
+    "tests/security/native",
+    "tests/integration/native/test_lifecycle.py",
+)
+"""What the lane runs: what is particular to the guest, and what a kernel could change."""
 
 
 def main() -> int:

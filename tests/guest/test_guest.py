@@ -12,6 +12,9 @@ import pytest
 from coldframe import SandboxClient
 from coldframe.host.cgroups import make_node_cgroups
 from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
+from coldframe.protocol.errors import CapabilityError
+from coldframe.protocol.ids import new_node_id
 from coldframe.protocol.models import ExecRequest, ExecResult, Reason
 from coldframe.runtimes.base import SandboxHandle
 from coldframe.runtimes.native import NativeRuntime
@@ -84,6 +87,29 @@ async def test_native_runtime_keeps_promise(
     outcome = await run_check(check, native_runtime, debian_image, end_sandbox=kill_pid_one)
 
     assert outcome.status == "passed", outcome.detail
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "tmpfs"])
+async def test_storage_that_this_kernel_cannot_hold_is_refused_with_the_reason(
+    kind: str, tmp_path: Path, debian_image: Image, image_store: ImageStore
+) -> None:
+    """Each create would fail with EINVAL else, and nobody would know why."""
+    node_id = new_node_id()
+    state = tmp_path / "nodes" / node_id
+    runtime = NativeRuntime(node_id, image_store.layers_directory, state, storage=kind)
+
+    with pytest.raises(CapabilityError, match=r"Linux 6\.15|btrfs-progs"):
+        await runtime.start()
+
+    assert not state.exists()
+
+
+async def test_storage_auto_is_directories_without_a_disk_limit(
+    native_runtime: NativeRuntime,
+) -> None:
+    """A limit that does not hold must not be stated."""
+    assert native_runtime.capabilities().storage == "directory"
+    assert "disk" not in native_runtime.capabilities().limits
 
 
 # --- controllers --------------------------------------------------------------------------

@@ -269,7 +269,19 @@ class TmpfsStorage:
     enforces_disk = True
 
     def __init__(self) -> None:
+        """Raises CapabilityError."""
         self._mounts: dict[str, int] = {}
+        try:
+            trial = syscalls.mount_detached("tmpfs", {"size": "4k"})
+            try:
+                _require_clonable(trial)
+            finally:
+                os.close(trial)
+        except OSError as error:
+            raise CapabilityError(
+                f"storage tmpfs does not work here ({error.strerror}); use storage directory with "
+                "COLDFRAME_HOME on ext4, xfs or btrfs"
+            ) from error
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
@@ -422,5 +434,15 @@ def _make_file_system(program: str, path: Path, size: int) -> None:
 
 
 def _require_clonable(mount: int) -> None:
-    """Whether the kernel clones what is mounted nowhere, as idmapping it needs (Linux 6.15)."""
-    os.close(syscalls.open_tree(mount))
+    """Whether the kernel clones what is mounted nowhere, as idmapping it needs.
+
+    Raises OSError.
+    """
+    try:
+        os.close(syscalls.open_tree(mount))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise OSError(
+            errno.EINVAL, "this kernel cannot clone a detached mount, Linux 6.15 and later can"
+        ) from error
