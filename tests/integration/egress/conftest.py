@@ -16,7 +16,8 @@ host, port, said = sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])
 try:
     link = socket.create_connection((host, port), 5)
     if said: link.sendall(said)
-    link.shutdown(socket.SHUT_WR)
+    try: link.shutdown(socket.SHUT_WR)
+    except OSError: pass
     while data := link.recv(65536): sys.stdout.write(data.decode("latin-1"))
 except OSError as error:
     print("ERROR", type(error).__name__)

@@ -98,7 +98,7 @@ class Desk:
             await serve(flow)
             reset = False
         except (RefusedError, UnreachableError):
-            pass
+            reset = not flow.answered
         except asyncio.CancelledError:
             if not (flow.cut or flow.broken):
                 raise

@@ -18,6 +18,7 @@ _RESET = struct.pack("ii", 1, 0)
 _BURST_S = 0.05
 _LEAST_BURST = 16384
 _LEAST_GRANT = 2048
+_LAST_WORDS_S, _LAST_READS, _LAST_BYTES = 1.0, 64, 1 << 16
 
 
 class Meter:
@@ -83,6 +84,8 @@ class Flow:
     bytes_in: int = 0
     cut: str = ""
     """Why it was ended by us."""
+    answered: bool = False
+    """Whether the client was told why: then it must be able to read that."""
     broken: bool = False
     """Whether either side broke."""
     task: asyncio.Task[None] | None = None
@@ -107,6 +110,20 @@ class Flow:
                 count -= granted
             else:
                 await asyncio.sleep(self.meter.delay_s)
+
+    async def answer(self, message: bytes) -> None:
+        """Tell the client something as the last thing, and let it read that. Raises OSError."""
+        self.stop()
+        self.answered = True
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self.client, message)
+        self.client.shutdown(socket.SHUT_WR)
+        # Closing with something unread would be a reset, which destroys what was said.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                for _ in range(_LAST_READS):
+                    if not await loop.sock_recv(self.client, _LAST_BYTES):
+                        break
 
     def end(self, reason: str) -> None:
         """Carry nothing more from now on; both sides will see a reset."""

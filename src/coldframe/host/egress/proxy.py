@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 from coldframe.host.egress import tunnel
 from coldframe.host.egress.addresses import Address
@@ -144,5 +143,4 @@ def _decide(desk: Desk, flow: Flow) -> Verdict:
 
 
 async def _say(flow: Flow, status: str, reason: str) -> None:
-    await asyncio.get_running_loop().sock_sendall(flow.client, refusal(status, reason))
-    flow.client.shutdown(socket.SHUT_WR)
+    await flow.answer(refusal(status, reason))

@@ -238,12 +238,8 @@ class RequestCarrier:
     async def _say(self, error: Exception) -> None:
         """Tell the client why, if no answer of the other side can be in the way."""
         if self._upstream is None:
-            self._flow.stop()
             status = "403 Forbidden" if isinstance(error, RefusedError) else "400 Bad Request"
-            await asyncio.get_running_loop().sock_sendall(
-                self._flow.client, refusal(status, str(error))
-            )
-            self._flow.client.shutdown(socket.SHUT_WR)
+            await self._flow.answer(refusal(status, str(error)))
 
     def _require(self, head: Head) -> str | None:
         """Return the host that a request is for. Raises RefusedError, BadRequestError."""

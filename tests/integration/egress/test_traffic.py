@@ -1,0 +1,222 @@
+"""Much traffic, many connections, limits, and policies that change under them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import resource
+import threading
+
+import pytest
+
+from coldframe.protocol.network import EgressDecision
+from tests.fixtures.egress import OTHER, WEB, Internet, MakeFenced, until
+from tests.integration.egress.conftest import TALK
+
+GIB = 1 << 30
+TEN_THOUSAND = 10_000
+
+HOLD = """
+import socket, sys
+links = [socket.create_connection((host, 7), 5) for host in sys.argv[1:]]
+for link in links: link.recv(6)
+print("ready", flush=True)
+sys.stdin.readline()
+for host, link in zip(sys.argv[1:], links):
+    try:
+        link.sendall(b"still")
+        print(host, link.recv(5))
+    except OSError as error: print(host, type(error).__name__)
+"""
+
+
+async def test_gibibyte_each_way_at_once_arrives_whole(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Images, data sets and pushes: nothing may be lost, doubled or kept in memory."""
+
+    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def send() -> None:
+            piece = bytes(range(256)) * 4096
+            for _ in range(GIB // len(piece)):
+                writer.write(piece)
+                await writer.drain()
+            writer.write_eof()
+
+        sending = asyncio.ensure_future(send())
+        total = 0
+        while data := await reader.read(1 << 20):
+            total += len(data)
+        await sending
+        received.set_result(total)
+
+    received: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    await servers.serve(WEB, 9, both)
+    box = await fenced(WEB)
+    script = """
+import hashlib, socket, threading
+link = socket.create_connection(("203.0.113.10", 9))
+def send():
+    piece = b"\\0" * (1 << 20)
+    for _ in range(1024): link.sendall(piece)
+    link.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+seen = hashlib.sha256()
+while data := link.recv(1 << 20): seen.update(data)
+print(seen.hexdigest())
+"""
+    said = await box.python(script, deadline_s=100)
+
+    expected = hashlib.sha256()
+    for _ in range(1024):
+        expected.update(bytes(range(256)) * 4096)
+    assert (said.strip(), await received) == (expected.hexdigest(), GIB)
+    closed = await box.event(decision=EgressDecision.CLOSED)
+    assert (closed.bytes_out, closed.bytes_in) == (GIB, GIB)
+
+
+@pytest.mark.timeout(300)
+async def test_ten_thousand_connections_are_carried(servers: Internet, fenced: MakeFenced) -> None:
+    """Crawlers and load tests: all at once where the machine gives so many descriptors.
+
+    Each costs the node two. Where fewer are to be had, as many as that are open at once, and the
+    others come after them.
+    """
+    box = await fenced(f"{WEB}:77")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    at_once = min(TEN_THOUSAND, (limit - 3000) // 2)
+    script = """
+import resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+left, at_once, good = int(sys.argv[1]), int(sys.argv[2]), 0
+while left:
+    links = [socket.create_connection(("203.0.113.10", 77), 20) for _ in range(min(left, at_once))]
+    left -= len(links)
+    for link in links: link.sendall(b"x")
+    good += sum(link.recv(1) == b"x" for link in links)
+    for link in links: link.close()
+print(good)
+"""
+    with servers.echo_process(WEB, 77):
+        said = await box.python(script, str(TEN_THOUSAND), str(at_once), deadline_s=280)
+
+    assert said == f"{TEN_THOUSAND}\n"
+    assert at_once >= 5000
+    gateway = box.sandbox.parts.egress._gateway
+    assert gateway is not None
+    await until(lambda: gateway.desk.open_flows == 0)
+
+
+async def test_new_policy_cuts_open_connections_that_it_does_not_allow(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """A phase that ends must not leave a door open; what is still allowed lives on."""
+    from coldframe.protocol.ids import new_operation_id
+    from coldframe.protocol.models import ExecRequest
+
+    box = await fenced(WEB, OTHER, "six.example")
+    request = ExecRequest(argv=("python3", "-c", HOLD, WEB, OTHER, "six.example"), stdin_open=True)
+    running = await box.sandbox.start_exec(request, new_operation_id())
+    await running.read("stdout", 0, 100)
+
+    await box.set("203.0.113.8/30:7")
+    await running.write_stdin(b"\n")
+    result = await running.wait()
+
+    assert result.stdout.decode().splitlines() == [
+        "ready",
+        f"{WEB} b'still'",
+        f"{OTHER} b'still'",
+        "six.example ConnectionResetError",
+    ]
+    cut = await box.event(decision=EgressDecision.CUT)
+    assert (cut.name, cut.address) == ("six.example", "2001:db8::10")
+    assert "new policy" in cut.reason
+
+
+async def test_byte_limit_cuts_exactly_and_a_new_policy_counts_anew(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """What may leave is bounded to the byte, both ways counted."""
+    box = await fenced(WEB, max_bytes=1000)
+
+    said = await box.python(TALK, WEB, "7", (b"x" * 5000).hex())
+    after = await box.python(TALK, WEB, "7", "")
+
+    cut = await box.event(decision=EgressDecision.CUT)
+    assert cut.bytes_out + cut.bytes_in == 1000
+    assert said.count("x") < 1000
+    assert after.startswith("ERROR")
+    await box.set(WEB, max_bytes=1_000_000)
+    assert (await box.python(TALK, WEB, "7", (b"x" * 5000).hex())).count("x") == 5000
+
+
+async def test_rate_limit_slows_all_connections_together(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """One sandbox must not take the whole line; the limit is for all it opens."""
+    box = await fenced(WEB, rate_bytes_s=1_000_000)
+    loop = asyncio.get_running_loop()
+    script = """
+import socket, threading
+def pull():
+    link = socket.create_connection(("203.0.113.10", 7))
+    threading.Thread(target=lambda: (link.sendall(b"x" * 300000), link.shutdown(1))).start()
+    total = 0
+    while data := link.recv(65536): total += len(data)
+    print(total)
+many = [threading.Thread(target=pull) for _ in range(2)]
+for one in many: one.start()
+for one in many: one.join()
+"""
+    began = loop.time()
+    said = await box.python(script)
+
+    assert said.split() == ["300006"] * 2
+    assert loop.time() - began > 0.8  # 1.2 MB at 1 MB/s: a lower bound, however slow the machine
+
+
+async def test_connection_that_a_side_resets_is_reset_on_the_other(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """An end of file in place of a reset would make half a file look whole."""
+
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"half")
+        await writer.drain()
+        await reader.read(1)
+        writer.transport.abort()
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        import socket
+        import struct
+
+        made = writer.get_extra_info("socket")
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await broken(reader, writer)
+
+    await servers.serve(WEB, 9, reset)
+    box = await fenced(WEB, "web.example")
+
+    assert (await box.python(TALK, WEB, "9", b"x".hex())).startswith("halfERROR ConnectionReset")
+
+
+async def test_sandbox_that_ends_with_open_connections_leaves_nothing(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Listeners and connections hold the namespace; the node must let go of them first."""
+    from coldframe.protocol.ids import new_operation_id
+    from coldframe.protocol.models import ExecRequest
+
+    threads = threading.active_count()
+    box = await fenced(WEB)
+    request = ExecRequest(argv=("python3", "-c", HOLD, WEB, WEB), stdin_open=True)
+    running = await box.sandbox.start_exec(request, new_operation_id())
+    await running.read("stdout", 0, 100)
+
+    await box.sandbox.destroy()
+
+    assert box.sandbox.parts.egress.active is False
+    assert not [t for t in threading.enumerate() if t.name == "coldframe-egress"]
+    assert threading.active_count() <= threads + 8
