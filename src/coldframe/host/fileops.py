@@ -26,6 +26,7 @@ from coldframe.protocol.errors import (
     FileTooLargeError,
     InvalidRequestError,
     PathExistsError,
+    PathNotFoundError,
     PathRefusedError,
 )
 from coldframe.protocol.models import FileEntry, FileKind, FileStat
@@ -182,6 +183,30 @@ def begin_write(
             os.close(directory)
             raise
         return PendingFile(directory, name, temporary, fd, path)
+
+
+def exchange(
+    tree: RootTree, path: bytes, data: bytes, owner: tuple[int, int], most: int
+) -> bytes | None:
+    """Write a small file whole, in one go, and return what it held; None: there was none.
+
+    Of a longer one, `most` bytes are returned. One that holds `data` already is left as it is.
+    """
+    before: bytes | None = None
+    with contextlib.suppress(PathNotFoundError):
+        fd = open_file(tree, path)
+        try:
+            before = read_piece(fd, path, 0, most)
+        finally:
+            os.close(fd)
+    if before != data:
+        pending = begin_write(tree, path, 0o644, owner, True)
+        try:
+            pending.append(data)
+            pending.commit()
+        finally:
+            pending.close()
+    return before
 
 
 def temporary_name() -> bytes:

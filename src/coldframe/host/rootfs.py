@@ -124,6 +124,13 @@ class RootFiles:
                 await self._cleanup(pending.close)
         return size
 
+    async def exchange(
+        self, path: str | bytes, data: bytes, *, owner: tuple[int, int] | None = None, most: int
+    ) -> bytes | None:
+        """Write a small file and return what it held (at most `most` bytes); None: no such file."""
+        raw, ids = path_bytes(path), self._host_ids(owner)
+        return await self._job(ids, fileops.exchange, self.tree, raw, data, ids, most)
+
     async def mkdir(
         self,
         path: str | bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress.events import EventLog
@@ -125,6 +124,7 @@ class NativeEgress:
             await self._write_resolv()
         except BaseException as error:
             await gateway.close()
+            await self._restore_resolv()
             if isinstance(error, OSError):
                 raise CapabilityError(f"egress cannot be opened in the sandbox: {error}") from error
             raise
@@ -155,11 +155,10 @@ class NativeEgress:
     async def _write_resolv(self) -> None:
         """Name our DNS. What cannot be written is noted: addresses can be reached without."""
         try:
-            before = await self._read_resolv()
+            before = await self._files.exchange(_RESOLV, _OURS, owner=(0, 0), most=_MOST_RESOLV)
             if before != _OURS:
                 self._before = before
-                await self._files.write(_RESOLV, _piece(_OURS), owner=(0, 0))
-            self._written = True
+            self._written = before is None or len(before) < _MOST_RESOLV
         except FileError as error:
             self._log.add(
                 EgressKind.POLICY,
@@ -176,14 +175,10 @@ class NativeEgress:
             if self._before is None:
                 await self._files.remove(_RESOLV)
             else:
-                await self._files.write(_RESOLV, _piece(self._before), owner=(0, 0))
+                await self._files.exchange(_RESOLV, self._before, owner=(0, 0), most=0)
         except FileError as error:
             self._log.add(
                 EgressKind.POLICY,
                 EgressDecision.FAILED,
                 reason=f"{_RESOLV} was not restored: {error}",
             )
-
-
-async def _piece(data: bytes) -> AsyncIterator[bytes]:
-    yield data

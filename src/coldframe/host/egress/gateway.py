@@ -22,7 +22,7 @@ from coldframe.host.egress import dns
 from coldframe.host.egress.desk import Desk, RefusedError, Serve, UnreachableError
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Flow
-from coldframe.host.egress.namespace import run_inside, write_sysctl
+from coldframe.host.egress.namespace import work_inside, write_sysctl
 from coldframe.host.egress.netlink import RouteSocket
 from coldframe.host.egress.policy import Engine
 from coldframe.host.egress.proxy import serve_proxy
@@ -97,7 +97,7 @@ class Gateway:
             OSError: an address or a port is taken inside.
         """
         _raise_descriptor_limit()
-        sockets = await asyncio.to_thread(run_inside, self._network, _make_sockets)
+        sockets = await work_inside(self._network, _make_sockets)
         self._undo.push(sockets.undo)
         self._undo.callback(self._stop_accepting)
         self._accepting = True
@@ -143,7 +143,7 @@ class Gateway:
             network, self._network = self._network, -1
             try:
                 if not sandbox_ends:
-                    await asyncio.to_thread(_undo_inside, network)
+                    await work_inside(network, _undo_inside)
             finally:
                 os.close(network)
 
@@ -302,17 +302,14 @@ def _set_echo(*, ignored: bool) -> None:
             write_sysctl(name, "1" if ignored else "0")
 
 
-def _undo_inside(network: int) -> None:
-    def work() -> None:
-        with contextlib.closing(RouteSocket()) as routes:
-            for own in (OWN4, OWN6):
-                with contextlib.suppress(OSError):
-                    routes.remove_local_default(own)
-                with contextlib.suppress(OSError):
-                    routes.remove_address(own)
-        _set_echo(ignored=False)
-
-    run_inside(network, work)
+def _undo_inside() -> None:
+    with contextlib.closing(RouteSocket()) as routes:
+        for own in (OWN4, OWN6):
+            with contextlib.suppress(OSError):
+                routes.remove_local_default(own)
+            with contextlib.suppress(OSError):
+                routes.remove_address(own)
+    _set_echo(ignored=False)
 
 
 def _raise_descriptor_limit() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
+import asyncio
 import ctypes
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,30 +35,43 @@ def open_network(pid: int, inode: int) -> int:
     return fd
 
 
-def run_inside(network: int, work: Callable[[], T]) -> T:
+async def work_inside(network: int, work: Callable[[], T]) -> T:
     """Run `work` in the namespace of a descriptor, in a thread that ends with it.
 
-    Blocks until it is done; the thread never comes back, so no way back can fail. What `work`
-    raises is raised here, and OSError if the namespace cannot be entered.
+    The thread never comes back, so no way back can fail. What `work` raises is raised here, and
+    OSError if the namespace cannot be entered. A caller that is cancelled waits for the end.
     """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
 
     def enter() -> None:
         try:
-            if _libc.setns(network, _CLONE_NEWNET) < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), "setns")
-            outcome.append(work())
+            result = _entered(network, work)
         except BaseException as error:  # noqa: BLE001 (it is raised again by the caller)
-            failure.append(error)
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, result)
 
-    thread = threading.Thread(target=enter, name="coldframe-egress", daemon=True)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    # Not threading.Thread: its start waits until the thread runs, and the event loop with it.
+    _thread.start_new_thread(enter, ())
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait({done})
+        raise
+
+
+def run_inside(network: int, work: Callable[[], T]) -> T:
+    """The same, for callers without an event loop. Blocks until it is done."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_entered, network, work).result()
+
+
+def _entered(network: int, work: Callable[[], T]) -> T:
+    if _libc.setns(network, _CLONE_NEWNET) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "setns")
+    return work()
 
 
 def write_sysctl(name: str, value: str) -> None:
