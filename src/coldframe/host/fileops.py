@@ -196,7 +196,7 @@ def exchange(
     with contextlib.suppress(PathNotFoundError):
         fd = open_file(tree, path)
         try:
-            before = read_piece(fd, path, 0, most)
+            before = read_piece(fd, path, 0, max(most, len(data) + 1))
         finally:
             os.close(fd)
     if before != data:
@@ -206,7 +206,7 @@ def exchange(
             pending.commit()
         finally:
             pending.close()
-    return before
+    return None if before is None else before[:most]
 
 
 def temporary_name() -> bytes:
