@@ -26,6 +26,7 @@ from coldframe.runtimes import (
     self_check_exec,
     self_check_files,
     self_check_life,
+    self_check_network,
 )
 from coldframe.runtimes.base import Runtime
 from coldframe.runtimes.self_check_lab import (
@@ -43,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     *self_check_control.check.table,
     *self_check_files.check.table,
     *self_check_life.check.table,
+    *self_check_network.check.table,
 )
 """Every promise, in the order in which they are checked."""
 
@@ -101,7 +103,9 @@ class Report:
 def missing(check: Check, capabilities: Capabilities, *, can_end: bool) -> list[str]:
     """What a check needs that the runtime does not state."""
     stated = {
-        name for name in ("isolation", "pty", "ports", "users") if getattr(capabilities, name)
+        name
+        for name in ("isolation", "pty", "ports", "users", "egress")
+        if getattr(capabilities, name)
     }
     stated |= capabilities.limits
     if can_end:

@@ -60,8 +60,11 @@ async def test_native_runtime_keeps_every_promise_on_busybox(
     assert {outcome.name for outcome in report.skipped} <= NOT_ON_NATIVE
 
 
-NOT_ON_NATIVE = {"unenforceable_disk_limit_is_refused"}
-"""It enforces the limit."""
+NOT_ON_NATIVE = {
+    "unenforceable_disk_limit_is_refused",
+    "policy_that_cannot_be_enforced_is_refused",
+}
+"""It enforces both."""
 
 
 def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
@@ -79,6 +82,10 @@ def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
         "owners_are_the_sandboxes_own",
         "pseudo_file_systems_are_refused",
         "disk_limit_is_enforced",
+        "connection_that_no_rule_names_is_refused_and_noted",
+        "metadata_is_refused_whatever_is_public",
+        "policy_can_be_set_changed_and_taken_away",
+        "events_are_followed_by_a_cursor",
     }
 
 
