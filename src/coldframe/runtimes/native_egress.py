@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress.events import EventLog
+from coldframe.host.egress.flows import Budget
 from coldframe.host.egress.gateway import SERVICE, Gateway
 from coldframe.host.egress.namespace import open_network
 from coldframe.host.egress.netlink import RouteSocket
@@ -35,6 +38,7 @@ _OURS = (
     f"nameserver {SERVICE}\n"
 ).encode()
 _MOST_RESOLV = 1 << 16
+_DESCRIPTORS, _KEPT_DESCRIPTORS, _LEAST_CONNECTIONS = 1 << 17, 3000, 64
 
 
 class NodeNetwork:
@@ -45,6 +49,15 @@ class NodeNetwork:
         self._system = SystemResolver()
         self.resolve: Resolve = resolve or self._system
         self._routes: RouteSocket | None = None
+        self._budget: Budget | None = None
+
+    @property
+    def budget(self) -> Budget:
+        """How many connections its sandboxes may have; two descriptors each."""
+        if self._budget is None:
+            limit = _raise_descriptor_limit()
+            self._budget = Budget(max(_LEAST_CONNECTIONS, (limit - _KEPT_DESCRIPTORS) // 2))
+        return self._budget
 
     def is_own(self, address: IPv4Address | IPv6Address) -> bool:
         """Whether packets to an address stay on this machine."""
@@ -95,15 +108,15 @@ class NativeEgress:
         """
         if policy.redacted:
             raise InvalidRequestError("this policy's secrets were left out when it was recorded")
+        rules = cached_preset_rules(policy.presets)
+        if rules is None:
+            rules = await asyncio.to_thread(preset_rules, policy.presets)
         async with self._changing:
             if self._ended:
                 raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended")
             if policy.empty:
                 await self._remove()
             else:
-                rules = cached_preset_rules(policy.presets)
-                if rules is None:
-                    rules = await asyncio.to_thread(preset_rules, policy.presets)
                 await self._apply(policy, rules)
             self._log.add(
                 EgressKind.POLICY, EgressDecision.ALLOWED, reason=f"policy {policy.digest}"
@@ -118,7 +131,7 @@ class NativeEgress:
             network = open_network(self._created.pid, self._created.namespaces["net"])
         except ProcessLookupError:
             raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended") from None
-        gateway = Gateway(network, engine, self._node.resolve, self._log)
+        gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.budget)
         try:
             await gateway.open()
             await self._write_resolv()
@@ -182,3 +195,14 @@ class NativeEgress:
                 EgressDecision.FAILED,
                 reason=f"{_RESOLV} was not restored: {error}",
             )
+
+
+def _raise_descriptor_limit() -> int:
+    """Ask for enough descriptors, and return how many there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in ((_DESCRIPTORS, max(hard, _DESCRIPTORS)), (hard, hard)):
+        if soft < wanted[0]:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, wanted)
+                return wanted[0]
+    return soft

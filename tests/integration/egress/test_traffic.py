@@ -9,6 +9,10 @@ import threading
 
 import pytest
 
+from coldframe.host.egress import relay
+from coldframe.host.egress.flows import Budget
+from coldframe.protocol.ids import new_operation_id
+from coldframe.protocol.models import ExecRequest
 from coldframe.protocol.network import EgressDecision
 from tests.fixtures.egress import OTHER, WEB, Internet, MakeFenced, until
 from tests.integration.egress.conftest import TALK
@@ -84,7 +88,7 @@ async def test_ten_thousand_connections_are_carried(servers: Internet, fenced: M
     """
     box = await fenced(f"{WEB}:77")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    at_once = min(TEN_THOUSAND, (limit - 3000) // 2)
+    at_once = min(TEN_THOUSAND, (limit - 3000) // 2 - 100)
     script = """
 import resource, socket, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -112,9 +116,6 @@ async def test_new_policy_cuts_open_connections_that_it_does_not_allow(
     servers: Internet, fenced: MakeFenced
 ) -> None:
     """A phase that ends must not leave a door open; what is still allowed lives on."""
-    from coldframe.protocol.ids import new_operation_id
-    from coldframe.protocol.models import ExecRequest
-
     box = await fenced(WEB, OTHER, "six.example")
     request = ExecRequest(argv=("python3", "-c", HOLD, WEB, OTHER, "six.example"), stdin_open=True)
     running = await box.sandbox.start_exec(request, new_operation_id())
@@ -206,9 +207,6 @@ async def test_sandbox_that_ends_with_open_connections_leaves_nothing(
     servers: Internet, fenced: MakeFenced
 ) -> None:
     """Listeners and connections hold the namespace; the node must let go of them first."""
-    from coldframe.protocol.ids import new_operation_id
-    from coldframe.protocol.models import ExecRequest
-
     threads = threading.active_count()
     box = await fenced(WEB)
     request = ExecRequest(argv=("python3", "-c", HOLD, WEB, WEB), stdin_open=True)
@@ -219,3 +217,62 @@ async def test_sandbox_that_ends_with_open_connections_leaves_nothing(
 
     assert box.sandbox.parts.egress.active is False
     assert threading.active_count() <= threads + 8
+
+
+async def test_bytes_arrive_whole_when_no_pipe_is_to_be_had(
+    servers: Internet, fenced: MakeFenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of stuck connections must not take the node's descriptors."""
+    monkeypatch.setattr(relay, "_MOST_PIPES", 0)
+    box = await fenced(WEB)
+    script = """
+import hashlib, os, socket, threading
+link = socket.create_connection(("203.0.113.10", 7))
+said = os.urandom(8 << 20)
+def send():
+    link.sendall(said)
+    link.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+heard = b"".join(iter(lambda: link.recv(1 << 20), b""))
+print(heard == b"hello\\n" + said)
+"""
+    assert await box.python(script) == "True\n"
+
+
+async def test_connections_of_all_sandboxes_have_one_budget_and_give_back(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """One sandbox must not starve the node of descriptors."""
+    box = await fenced(WEB)
+    gateway = box.sandbox.parts.egress._gateway
+    assert gateway is not None
+    gateway.desk._budget = Budget(3)
+    script = """
+import socket, sys
+links = [socket.create_connection(("203.0.113.10", 7), 5) for _ in range(int(sys.argv[1]))]
+for link in links:
+    try: print(link.recv(6))
+    except OSError as error: print(type(error).__name__)
+"""
+    many = (await box.python(script, "4")).split("\n")
+    await until(lambda: gateway.desk.open_flows == 0)
+    few = (await box.python(script, "3")).split("\n")
+
+    assert sorted(many[:4]) == ["ConnectionResetError", *["b'hello\\n'"] * 3]
+    assert few[:3] == ["b'hello\\n'"] * 3
+
+
+async def test_connection_that_showed_no_name_does_not_outlive_public(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Under `public` nobody looked which host it means: a host's rule cannot vouch for it."""
+    box = await fenced("public")
+    request = ExecRequest(argv=("python3", "-c", HOLD, "web.example"), stdin_open=True)
+    running = await box.sandbox.start_exec(request, new_operation_id())
+    await running.read("stdout", 0, 100)
+
+    await box.set("web.example")
+    await running.write_stdin(b"\n")
+
+    assert b"ConnectionResetError" in (await running.wait()).stdout
+    assert await box.python(TALK, "web.example", "7", "") == "hello\n"

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from coldframe.host.egress.addresses import Address, canonical
 from coldframe.host.egress.events import EventLog
-from coldframe.host.egress.flows import Flow, Meter, close
+from coldframe.host.egress.flows import Budget, Flow, Meter, close
 from coldframe.host.egress.policy import Engine, Verdict
 from coldframe.host.egress.resolver import Names, TooManyLookupsError
 from coldframe.protocol.network import EgressDecision, EgressKind
@@ -33,8 +33,8 @@ class UnreachableError(Exception):
 class Desk:
     """One sandbox's egress, whichever listener it comes by."""
 
-    def __init__(self, engine: Engine, names: Names, log: EventLog) -> None:
-        self.engine, self.names, self.log = engine, names, log
+    def __init__(self, engine: Engine, names: Names, log: EventLog, budget: Budget) -> None:
+        self.engine, self.names, self.log, self._budget = engine, names, log, budget
         self.meter = self._new_meter()
         self._flows: set[Flow] = set()
         self._next = 1
@@ -63,10 +63,12 @@ class Desk:
             if flow.address is None:
                 continue
             verdict = self.verdict_of(flow)
-            if verdict.allowed:
-                flow.verdict = verdict
-            else:
+            if not verdict.allowed:
                 flow.end(f"the new policy does not allow it: {verdict.reason}")
+            elif verdict.names and not flow.watched:
+                flow.end("the new policy does not allow it: it has not shown which host it means")
+            else:
+                flow.verdict = verdict
 
     def verdict_of(self, flow: Flow) -> Verdict:
         """Decide about a connection as it is known now."""
@@ -84,7 +86,7 @@ class Desk:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         flow = Flow(self._next, kind, client, self.meter)
         self._next += 1
-        if len(self._flows) >= MOST_FLOWS or self.meter.spent:
+        if self.meter.spent or len(self._flows) >= MOST_FLOWS or not self._budget.take():
             why = "max_bytes are used up" if self.meter.spent else "too many connections are open"
             self.refuse(flow, why)
             close(client, reset=True)
@@ -106,6 +108,7 @@ class Desk:
             self._note_break(flow, error)
         finally:
             self._flows.discard(flow)
+            self._budget.give_back()
             flow.close(reset=reset)
             self._note_end(flow)
 

@@ -64,6 +64,24 @@ class Meter:
         return self._left is not None and self._left <= 0
 
 
+class Budget:
+    """How many connections all sandboxes of a node may have, so that the node keeps some."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self) -> bool:
+        """Take one; False: there are none left."""
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        return True
+
+    def give_back(self) -> None:
+        """Give one back."""
+        self._left += 1
+
+
 @dataclass(eq=False, slots=True)
 class Flow:
     """One connection."""
@@ -84,6 +102,8 @@ class Flow:
     bytes_in: int = 0
     cut: str = ""
     """Why it was ended by us."""
+    watched: bool = False
+    """Whether its first bytes were, or will be, compared with what allowed it."""
     answered: bool = False
     """Whether the client was told why: then it must be able to read that."""
     broken: bool = False

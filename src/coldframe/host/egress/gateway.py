@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import socket
 import struct
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from coldframe.host.egress import dns
 from coldframe.host.egress.desk import Desk, RefusedError, Serve, UnreachableError
 from coldframe.host.egress.events import EventLog
-from coldframe.host.egress.flows import Flow
+from coldframe.host.egress.flows import Budget, Flow
 from coldframe.host.egress.namespace import work_inside, write_sysctl
 from coldframe.host.egress.netlink import RouteSocket
 from coldframe.host.egress.policy import Engine
@@ -39,11 +38,11 @@ OWN4, OWN6 = IPv4Address("169.254.1.1"), IPv6Address("fd63:6f6c:6466::1")
 """What connections to outside come from, inside."""
 _STEERED_PORT = 1
 _BACKLOG = 4096
-_MOST_ACCEPTS = 64
+_MOST_ACCEPTS = 16
+"""Taken at once from one listener before others have their turn."""
 _PAUSE_S = 0.05
 _DNS_IDLE_S = 30.0
 _MOST_QUERIES = 256
-_DESCRIPTORS = 1 << 17
 
 
 def _as_listed(address: IPv4Address | IPv6Address, port: int) -> bytes:
@@ -81,10 +80,12 @@ class _Sockets:
 class Gateway:
     """Belongs to one event loop."""
 
-    def __init__(self, network: int, engine: Engine, resolve: Resolve, log: EventLog) -> None:
+    def __init__(
+        self, network: int, engine: Engine, resolve: Resolve, log: EventLog, budget: Budget
+    ) -> None:
         """`network` is a descriptor of the sandbox's network namespace, and is now its own."""
         self._network = network
-        self.desk = Desk(engine, Names(resolve), log)
+        self.desk = Desk(engine, Names(resolve), log, budget)
         self._undo = contextlib.ExitStack()
         self._accepting = False
         self._queries: set[asyncio.Task[None]] = set()
@@ -96,7 +97,6 @@ class Gateway:
             CapabilityError: the kernel cannot steer connections.
             OSError: an address or a port is taken inside.
         """
-        _raise_descriptor_limit()
         sockets = await work_inside(self._network, _make_sockets)
         self._undo.push(sockets.undo)
         self._undo.callback(self._stop_accepting)
@@ -310,14 +310,3 @@ def _undo_inside() -> None:
             with contextlib.suppress(OSError):
                 routes.remove_address(own)
     _set_echo(ignored=False)
-
-
-def _raise_descriptor_limit() -> None:
-    """Every connection costs two descriptors; the usual limit is for programs without any."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= _DESCRIPTORS:
-        return
-    for wanted in ((_DESCRIPTORS, max(hard, _DESCRIPTORS)), (hard, hard)):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, wanted)
-            return

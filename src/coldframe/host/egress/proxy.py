@@ -49,7 +49,7 @@ async def _connect(desk: Desk, flow: Flow, stream: ClientStream, head: Head) -> 
 
 async def _request(desk: Desk, flow: Flow, stream: ClientStream, head: Head) -> None:
     flow.kind = EgressKind.HTTP
-    flow.spoken = "http"
+    flow.spoken, flow.watched = "http", True
     wanted, path = absolute(head.target)
     length = head.length
     secrets = desk.engine.credentials(wanted.name or "")

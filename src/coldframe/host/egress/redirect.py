@@ -15,7 +15,9 @@ from coldframe.protocol.network import EgressDecision, EgressKind
 
 _ORIGINAL4, _ORIGINAL6 = 20, 74
 """IP_RECVORIGDSTADDR, IPV6_RECVORIGDSTADDR."""
-_MOST_DATAGRAMS = 64
+_MOST_DATAGRAMS = 16
+_PAUSE_S = 0.002
+"""Between so many: a flood is the sandbox's own affair, the event loop everybody's."""
 _UNREACHABLE4, _PORT4 = 3, 3
 _UNREACHABLE6, _PORT6 = 1, 4
 _UDP_HEADER = 8
@@ -40,10 +42,13 @@ class DatagramRefuser:
         """Args: `sink` gets every datagram for outside, `errors` is a raw ICMP socket."""
         self._desk, self._sink, self._errors = desk, sink, errors
         self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(sink, self._refuse)
 
     def close(self) -> None:
         """Give the sockets back."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._loop.remove_reader(self._sink)
         self._sink.close()
         self._errors.close()
@@ -59,6 +64,11 @@ class DatagramRefuser:
                     self._answer4(source, IPv4Address(value[4:8]), value, len(data))
                 elif (level, kind) == (socket.IPPROTO_IPV6, _ORIGINAL6):
                     self._answer6(source, IPv6Address(value[8:24]), value, len(data))
+        self._loop.remove_reader(self._sink)
+        self._timer = self._loop.call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._loop.add_reader(self._sink, self._refuse)
 
     def _note(self, address: IPv4Address | IPv6Address, port: int) -> None:
         found = canonical(address)

@@ -18,7 +18,9 @@ from coldframe.host.egress.flows import Flow, Meter
 _CHUNK = 1 << 20
 _TURNS = 8
 """Chunks that one direction carries before others have their turn."""
-_SPARE_PIPES = 64
+_SPARE_PIPES, _MOST_PIPES = 64, 512
+"""Beyond so many at once bytes are copied, a little at a time: a pipe is two descriptors."""
+_COPIED = 1 << 14
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
@@ -27,8 +29,13 @@ class _Pipes:
 
     def __init__(self) -> None:
         self._spare: list[tuple[int, int]] = []
+        self._taken = 0
 
-    def take(self) -> tuple[int, int]:
+    def take(self) -> tuple[int, int] | None:
+        """Return a pipe, None if there are too many."""
+        if self._taken >= _MOST_PIPES:
+            return None
+        self._taken += 1
         if self._spare:
             return self._spare.pop()
         pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -37,6 +44,7 @@ class _Pipes:
         return pipe
 
     def give_back(self, pipe: tuple[int, int], *, empty: bool) -> None:
+        self._taken -= 1
         if empty and len(self._spare) < _SPARE_PIPES:
             self._spare.append(pipe)
             return
@@ -62,6 +70,8 @@ class Direction:
         self._loop = asyncio.get_running_loop()
         self._pipe: tuple[int, int] | None = None
         self._held = 0
+        self._copied = b""
+        """What is held without a pipe."""
         self._timer: asyncio.Handle | None = None
         self._reading = self._writing = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -110,14 +120,27 @@ class Direction:
         """Move one chunk; False: there is something to wait for."""
         if not self._held:
             return self._fill()
-        assert self._pipe is not None
         try:
-            moved = os.splice(self._pipe[0], self._target.fileno(), self._held, flags=_FLAGS)
+            self._held -= self._drain()
         except BlockingIOError:
             self._watch(write=True)
             return False
-        self._held -= moved
         return True
+
+    def _drain(self) -> int:
+        """Move what is held to the target; raises BlockingIOError when it takes nothing."""
+        if self._pipe is not None:
+            return os.splice(self._pipe[0], self._target.fileno(), self._held, flags=_FLAGS)
+        moved = self._target.send(self._copied)
+        self._copied = self._copied[moved:]
+        return moved
+
+    def _take_in(self, granted: int) -> int:
+        """Take bytes from the source; raises BlockingIOError when it has none yet."""
+        if self._pipe is not None:
+            return os.splice(self._source.fileno(), self._pipe[1], granted, flags=_FLAGS)
+        self._copied = self._source.recv(min(granted, _COPIED))
+        return len(self._copied)
 
     def _fill(self) -> bool:
         granted = self._meter.grant(_CHUNK)
@@ -130,7 +153,7 @@ class Direction:
         if self._pipe is None:
             self._pipe = _pipes.take()
         try:
-            self._held = os.splice(self._source.fileno(), self._pipe[1], granted, flags=_FLAGS)
+            self._held = self._take_in(granted)
         except BlockingIOError:
             self._release()
             self._watch(read=True)

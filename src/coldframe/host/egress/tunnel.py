@@ -35,6 +35,7 @@ async def carry(desk: Desk, flow: Flow, beginning: bytes = b"") -> None:
     if not _watched(flow) and not secret:
         await _plainly(desk, flow, beginning)
         return
+    flow.watched = True
     down = None
     if not secret:
         # Whoever speaks first, the client or the server: neither waits for the other.
