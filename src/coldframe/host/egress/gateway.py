@@ -97,16 +97,29 @@ class Gateway:
             CapabilityError: the kernel cannot steer connections.
             OSError: an address or a port is taken inside.
         """
-        sockets = await work_inside(self._network, _make_sockets)
+        making = asyncio.ensure_future(work_inside(self._network, _make_sockets))
+        try:
+            await asyncio.sleep(0)  # it works in a thread while the program is loaded here
+            steering = self._load_steering()
+        finally:
+            sockets = await making
         self._undo.push(sockets.undo)
         self._undo.callback(self._stop_accepting)
         self._accepting = True
-        self._steer(sockets)
+        self._steer(sockets, steering)
         self._listen(sockets.proxy, EgressKind.HTTP, partial(serve_proxy, self.desk))
         self._listen(sockets.dns_stream, EgressKind.DNS, self._serve_dns)
         self._add_reader(sockets.dns, partial(self._take_queries, sockets.dns))
 
-    def _steer(self, sockets: _Sockets) -> None:
+    def _load_steering(self) -> Steering:
+        try:
+            steering = Steering((OWN4, OWN6))
+        except OSError as error:
+            raise CapabilityError(refusal() or str(error)) from error
+        self._undo.callback(steering.close)
+        return steering
+
+    def _steer(self, sockets: _Sockets, steering: Steering) -> None:
         serve = partial(serve_redirected, self.desk)
         listeners: dict[tuple[int, int], socket.socket] = {
             (socket.AF_INET, socket.SOCK_STREAM): sockets.steered4,
@@ -122,11 +135,7 @@ class Gateway:
         self._listen(sockets.steered4, EgressKind.TCP, serve)
         for sink, errors in sinks:
             self._undo.callback(DatagramRefuser(self.desk, sink, errors).close)
-        try:
-            steering = Steering(self._network, listeners, (OWN4, OWN6))
-        except OSError as error:
-            raise CapabilityError(refusal() or f"connections are not steered: {error}") from error
-        self._undo.callback(steering.close)
+        steering.attach(self._network, listeners)
 
     async def close(self, *, sandbox_ends: bool = False) -> None:
         """End every connection and take everything out of the namespace. Twice is fine.

@@ -30,48 +30,52 @@ _SLOTS = 4
 class Steering:
     """Sends every new connection but local ones to a listener, until it is closed."""
 
-    def __init__(
-        self,
-        network: int,
-        listeners: dict[tuple[int, int], socket.socket],
-        own: tuple[IPv4Address, IPv6Address],
-    ) -> None:
-        """Begin to steer.
+    def __init__(self, own: tuple[IPv4Address, IPv6Address]) -> None:
+        """Load the program.
 
         Args:
-            network: descriptor of the namespace.
-            listeners: by (family, socket kind); what has none is left to the kernel.
             own: addresses that are left alone, beside loopback's.
         Raises:
             OSError: the kernel has no sk_lookup or does not let us load it.
         """
-        table = _bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKMAP, 4, 8, _SLOTS))
+        self._link = self._program = -1
+        self._table = _bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKMAP, 4, 8, _SLOTS))
         try:
-            for (family, kind), listener in listeners.items():
-                _put(table, _slot(family, kind), listener.fileno())
-            program = _load(_program(table, *own))
-        finally:
-            os.close(table)
-        try:
-            self._link = _bpf(_LINK_CREATE, struct.pack("=IIII", program, network, _SK_LOOKUP, 0))
-        finally:
-            os.close(program)
+            self._program = _load(_program(self._table, *own))
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, network: int, listeners: dict[tuple[int, int], socket.socket]) -> None:
+        """Begin to steer in the namespace of a descriptor.
+
+        `listeners` are by (family, socket kind); what has none is left to the kernel.
+        Raises OSError.
+        """
+        for (family, kind), listener in listeners.items():
+            _put(self._table, _slot(family, kind), listener.fileno())
+        attributes = struct.pack("=IIII", self._program, network, _SK_LOOKUP, 0)
+        self._link = _bpf(_LINK_CREATE, attributes)
+        # The link holds the program, and that the table.
+        self._table, self._program = _close(self._table), _close(self._program)
 
     def close(self) -> None:
         """Stop; the kernel has nothing of it afterwards. Twice is fine."""
-        link, self._link = self._link, -1
-        if link >= 0:
-            os.close(link)
+        self._link = _close(self._link)
+        self._program = _close(self._program)
+        self._table = _close(self._table)
+
+
+def _close(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1
 
 
 def refusal() -> str | None:
     """Say why this kernel cannot steer connections; None: it can."""
     try:
-        table = _bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKMAP, 4, 8, _SLOTS))
-        try:
-            os.close(_load(_program(table, IPv4Address(0), IPv6Address(0))))
-        finally:
-            os.close(table)
+        Steering((IPv4Address(0), IPv6Address(0))).close()
     except OSError as error:
         return (
             f"the kernel cannot steer connections: {error}; egress needs Linux 5.9 or later with "
