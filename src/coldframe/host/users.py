@@ -65,33 +65,35 @@ class Users:
     def resolve(self, tree: RootTree, wanted: str | int) -> User:
         """Return the user that `name`, `id`, `user:group` or the like stands for.
 
-        A number needs no entry. Raises UserNotFoundError.
+        A number needs no entry, and no file that can be read: one that cannot has no entries
+        for it. Raises UserNotFoundError.
         """
-        accounts, accounts_changed = self._passwd.get(tree)
-        groups, groups_changed = self._group.get(tree)
+        accounts_changed = self._passwd.look(tree)
+        groups_changed = self._group.look(tree)
         if accounts_changed or groups_changed:
             self._known.clear()
         known = self._known.get(wanted)
         if known is None:
-            known = self._known[wanted] = _resolve(accounts, groups, wanted)
+            known = self._known[wanted] = _resolve(self._passwd, self._group, wanted)
         return known
 
 
-def _resolve(accounts: Rows[_Account], groups: Rows[_Group], wanted: str | int) -> User:
+def _resolve(passwd: _Cached[_Account], group: _Cached[_Group], wanted: str | int) -> User:
     user_text, _, group_text = str(wanted).partition(":")
-    account = _find_account(accounts, user_text)
-    if account is None:
-        raise UserNotFoundError(f"no user {user_text!r} in the sandbox's /etc/passwd")
+    account = _find_account(passwd, user_text)
     if group_text:
         # As usual elsewhere: a group that is named takes the place of all others.
         return User(
             account.uid,
-            _find_group(groups, group_text),
+            _find_group(group, group_text),
             (),
             account.name or None,
             account.home,
         )
-    member_of = [group.gid for group in groups if account.name and account.name in group.members]
+    if _id(user_text) is None:
+        group.require()  # else a name would silently lose its groups
+    name = account.name
+    member_of = [row.gid for row in group.rows if name and name in row.members]
     return User(
         account.uid,
         account.gid,
@@ -101,25 +103,27 @@ def _resolve(accounts: Rows[_Account], groups: Rows[_Group], wanted: str | int) 
     )
 
 
-def _find_account(accounts: Rows[_Account], text: str) -> _Account | None:
-    for account in accounts:
+def _find_account(passwd: _Cached[_Account], text: str) -> _Account:
+    for account in passwd.rows:
         if account.name == text:
             return account
     number = _id(text)
     if number is None:
-        return None
-    for account in accounts:
+        passwd.require()
+        raise UserNotFoundError(f"no user {text!r} in the sandbox's /etc/passwd")
+    for account in passwd.rows:
         if account.uid == number:
             return account
     return _Account("", number, 0, "/")
 
 
-def _find_group(groups: Rows[_Group], text: str) -> int:
-    for group in groups:
-        if group.name == text:
-            return group.gid
+def _find_group(group: _Cached[_Group], text: str) -> int:
+    for row in group.rows:
+        if row.name == text:
+            return row.gid
     number = _id(text)
     if number is None:
+        group.require()
         raise UserNotFoundError(f"no group {text!r} in the sandbox's /etc/group")
     return number
 
@@ -138,15 +142,16 @@ class _Cached(Generic[T]):
     def __init__(self, path: bytes, parse: Callable[[str], Rows[T]]) -> None:
         self._path, self._parse = path, parse
         self._key: _Key | None = None
-        self._rows: Rows[T] = ()
+        self._problem: str | None = None
+        self.rows: Rows[T] = ()
+        """An absent file has none, and so has one that cannot be read."""
 
-    def get(self, tree: RootTree) -> tuple[Rows[T], bool]:
-        """Return the rows and whether they were read anew. An absent file has none."""
+    def look(self, tree: RootTree) -> bool:
+        """Read the file if it is another one than before; return whether the rows may differ."""
         try:
             handle = tree.open(self._path)
         except OSError:  # absent, or where no file can be
-            changed, self._key, self._rows = self._key is not None, None, ()
-            return self._rows, changed
+            return self._replace(None, (), None)
         with closing(handle):
             status = os.fstat(handle)
             key = (
@@ -157,23 +162,31 @@ class _Cached(Generic[T]):
                 status.st_ctime_ns,
             )
             if key == self._key:
-                return self._rows, False
-            text = self._content(handle, status)
+                return False
+            try:
+                text = self._content(handle, status)
+            except (OSError, FileError) as error:
+                return self._replace(None, (), f"the sandbox's users cannot be read: {error}")
             parse = self._parse if len(text) < _SHARED_LIMIT else inspect.unwrap(self._parse)
-            self._rows = parse(text)
-            self._key = key
-            return self._rows, True
+            return self._replace(key, parse(text), None)
+
+    def require(self) -> None:
+        """Raise UserNotFoundError if the file is there and cannot be read."""
+        if self._problem is not None:
+            raise UserNotFoundError(self._problem)
+
+    def _replace(self, key: _Key | None, rows: Rows[T], problem: str | None) -> bool:
+        changed = self._key is not None or key is not None or problem != self._problem
+        self._key, self.rows, self._problem = key, rows, problem
+        return changed
 
     def _content(self, handle: int, status: os.stat_result) -> str:
-        try:
-            require_regular(status, self._path)
-            with closing(reopen(handle, os.O_RDONLY)) as fd:
-                data = os.pread(fd, min(status.st_size, _FILE_LIMIT) + 1, 0)
-        except (OSError, FileError) as error:
-            raise UserNotFoundError(f"the sandbox's users cannot be read: {error}") from error
+        require_regular(status, self._path)
+        with closing(reopen(handle, os.O_RDONLY)) as fd:
+            data = os.pread(fd, min(status.st_size, _FILE_LIMIT) + 1, 0)
         if len(data) > _FILE_LIMIT:
             shown = os.fsdecode(self._path)
-            raise UserNotFoundError(f"the sandbox's {shown} is larger than {_FILE_LIMIT} bytes")
+            raise FileError(f"{shown!r} is larger than {_FILE_LIMIT} bytes")
         return data.decode("utf-8", "surrogateescape")
 
 

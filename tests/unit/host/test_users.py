@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -107,10 +109,62 @@ def test_resolve_through_link_never_reads_the_hosts_files(tree: Tree) -> None:
         Users().resolve(tree.files.tree, "secret")
 
 
-def test_resolve_is_not_held_up_by_a_fifo(tree: Tree) -> None:
-    """It happens before every command."""
-    (tree.path / "etc").mkdir()
-    os.mkfifo(tree.path / "etc/passwd")
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
 
-    with pytest.raises(UserNotFoundError):
-        Users().resolve(tree.files.tree, "0")
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _huge(path: Path) -> None:
+    path.write_bytes(b"agent:x:1000:1001::/:\n")
+    os.truncate(path, 1 << 40)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("breaks", [_fifo, _directory, _huge, _device])
+@pytest.mark.parametrize("name", ["passwd", "group"])
+def test_resolve_number_works_whatever_the_files_are(
+    etc: Tree, breaks: Callable[[Path], None], name: str
+) -> None:
+    """It happens before every command: the agent must not lock the verifier out."""
+    (etc.path / "etc" / name).unlink()
+    breaks(etc.path / "etc" / name)
+    users = Users()
+
+    for wanted, ids in ((0, (0, 0)), ("4000", (4000, 0)), ("5:6", (5, 6)), ("65535:0", (65535, 0))):
+        user = users.resolve(etc.files.tree, wanted)
+        assert (user.uid, user.gid) == ids
+
+
+@pytest.mark.parametrize("breaks", [_fifo, _directory, _huge])
+def test_resolve_name_in_a_broken_file_is_typed_and_says_why(
+    etc: Tree, breaks: Callable[[Path], None]
+) -> None:
+    """`no such user` would send people looking for a typo; lost groups would be found too late."""
+    for name, wanted in (("group", "agent"), ("group", "0:video"), ("passwd", "agent")):
+        (etc.path / "etc" / name).unlink()
+        breaks(etc.path / "etc" / name)
+        with pytest.raises(UserNotFoundError, match=f"cannot be read.*/etc/{name}"):
+            Users().resolve(etc.files.tree, wanted)
+        broken = etc.path / "etc" / name
+        broken.rmdir() if broken.is_dir() else broken.unlink()
+        broken.write_text(PASSWD if name == "passwd" else GROUP)
+
+
+def test_resolve_follows_a_file_that_breaks_and_heals(etc: Tree) -> None:
+    """What was known of the file before must not answer for the one that is there now."""
+    users = Users()
+    assert users.resolve(etc.files.tree, "1000").home == "/home/agent"
+
+    (etc.path / "etc/passwd").unlink()
+    os.mkfifo(etc.path / "etc/passwd")
+    assert users.resolve(etc.files.tree, "1000") == User(1000, 0, (), None, "/")
+
+    (etc.path / "etc/passwd").unlink()
+    (etc.path / "etc/passwd").write_text(PASSWD)
+    assert users.resolve(etc.files.tree, "1000").home == "/home/agent"
