@@ -220,6 +220,7 @@ class NativeRuntime:
             await spawner.close()
         for name in self._storage.names():
             await self._storage.remove(name, self._remove_tree_here)
+        self._network.close()
         await asyncio.to_thread(self._undo.close)
 
     async def destroy_all(self) -> None:

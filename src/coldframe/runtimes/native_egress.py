@@ -15,6 +15,7 @@ from coldframe.host.egress.netlink import RouteSocket
 from coldframe.host.egress.policy import Engine
 from coldframe.host.egress.presets import cached_preset_rules, preset_rules
 from coldframe.host.egress.resolver import Resolve, SystemResolver
+from coldframe.host.egress.steering import Steering
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.spawner import Created
 from coldframe.protocol.errors import (
@@ -38,6 +39,7 @@ _OURS = (
     f"nameserver {SERVICE}\n"
 ).encode()
 _MOST_RESOLV = 1 << 16
+_SPARE_AFTER_S = 0.02
 _DESCRIPTORS, _KEPT_DESCRIPTORS, _LEAST_CONNECTIONS = 1 << 17, 3000, 64
 
 
@@ -50,6 +52,26 @@ class NodeNetwork:
         self.resolve: Resolve = resolve or self._system
         self._routes: RouteSocket | None = None
         self._budget: Budget | None = None
+        self._steering: Steering | None = None
+        """One that is ready, once there has been egress at all."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take_steering(self) -> Steering:
+        """Return a loaded program, and let another one be loaded in an idle moment.
+
+        Raises CapabilityError.
+        """
+        taken, self._steering = self._steering, None
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_SPARE_AFTER_S, self._load_spare)
+        return taken or Gateway.load_steering()
+
+    def _load_spare(self) -> None:
+        self._timer = None
+        if self._steering is None:
+            with contextlib.suppress(CapabilityError):  # whoever needs one will be told
+                self._steering = Gateway.load_steering()
 
     @property
     def budget(self) -> Budget:
@@ -71,6 +93,11 @@ class NodeNetwork:
     def close(self) -> None:
         """Give everything back."""
         self._system.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._steering is not None:
+            self._steering.close()
         if self._routes is not None:
             self._routes.close()
             self._routes = None
@@ -133,7 +160,7 @@ class NativeEgress:
             raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended") from None
         gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.budget)
         try:
-            await gateway.open()
+            await gateway.open(self._node.take_steering())
             await self._write_resolv()
         except BaseException as error:
             await gateway.close()

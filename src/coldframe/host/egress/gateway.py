@@ -90,19 +90,14 @@ class Gateway:
         self._accepting = False
         self._queries: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
-        """Make the listeners; return when they answer.
+    async def open(self, steering: Steering) -> None:
+        """Make the listeners; return when they answer. `steering` is now its own.
 
         Raises:
-            CapabilityError: the kernel cannot steer connections.
             OSError: an address or a port is taken inside.
         """
-        making = asyncio.ensure_future(work_inside(self._network, _make_sockets))
-        try:
-            await asyncio.sleep(0)  # it works in a thread while the program is loaded here
-            steering = self._load_steering()
-        finally:
-            sockets = await making
+        self._undo.callback(steering.close)
+        sockets = await work_inside(self._network, _make_sockets)
         self._undo.push(sockets.undo)
         self._undo.callback(self._stop_accepting)
         self._accepting = True
@@ -111,13 +106,16 @@ class Gateway:
         self._listen(sockets.dns_stream, EgressKind.DNS, self._serve_dns)
         self._add_reader(sockets.dns, partial(self._take_queries, sockets.dns))
 
-    def _load_steering(self) -> Steering:
+    @staticmethod
+    def load_steering() -> Steering:
+        """Do what can be done before there is a sandbox.
+
+        Raises CapabilityError: the kernel cannot steer connections.
+        """
         try:
-            steering = Steering((OWN4, OWN6))
+            return Steering((OWN4, OWN6))
         except OSError as error:
             raise CapabilityError(refusal() or str(error)) from error
-        self._undo.callback(steering.close)
-        return steering
 
     def _steer(self, sockets: _Sockets, steering: Steering) -> None:
         serve = partial(serve_redirected, self.desk)
