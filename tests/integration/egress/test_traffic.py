@@ -276,3 +276,20 @@ async def test_connection_that_showed_no_name_does_not_outlive_public(
 
     assert b"ConnectionResetError" in (await running.wait()).stdout
     assert await box.python(TALK, "web.example", "7", "") == "hello\n"
+
+
+async def test_new_limits_hold_for_connections_that_are_open(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """A limit that only new connections feel is none for whoever keeps one open."""
+    box = await fenced(WEB)
+    request = ExecRequest(argv=("python3", "-c", HOLD, WEB), stdin_open=True)
+    running = await box.sandbox.start_exec(request, new_operation_id())
+    await running.read("stdout", 0, 100)
+
+    await box.set(WEB, max_bytes=0)
+    await running.write_stdin(b"\n")
+
+    assert b"ConnectionResetError" in (await running.wait()).stdout
+    cut = await box.event(decision=EgressDecision.CUT)
+    assert "max_bytes" in cut.reason

@@ -150,6 +150,20 @@ def test_authority_and_absolute_target_are_read() -> None:
             absolute(target)
 
 
+def test_flood_of_refusals_hides_nothing_that_was_allowed() -> None:
+    """Refusals are free for the sandbox; what really left it must stay to be seen."""
+    log = EventLog("sb-x-y", kept=10)
+    log.add(EgressKind.TCP, EgressDecision.ALLOWED, port=1)
+    for port in range(100, 150):
+        log.add(EgressKind.UDP, EgressDecision.REFUSED, port=port)
+    log.add(EgressKind.TCP, EgressDecision.CLOSED, port=1)
+
+    page = log.read(0, 100)
+
+    assert [event.port for event in page.events] == [1, *range(140, 150), 1]
+    assert (page.next_cursor, page.dropped) == (52, 40)
+
+
 def test_event_ring_drops_the_oldest_and_says_how_many() -> None:
     """A flood of refusals must cost a bounded amount, and must be seen to have been one."""
     log = EventLog("sb-x-y", kept=10)
@@ -161,4 +175,5 @@ def test_event_ring_drops_the_oldest_and_says_how_many() -> None:
     assert [event.port for event in page.events] == [15, 16, 17, 18]
     assert (page.dropped, page.next_cursor) == (12, 19)
     assert log.read(25, 5).events == ()
+    assert (log.read(19, 100).next_cursor, log.read(19, 100).dropped) == (25, 0)
     assert type(page).model_validate_json(page.model_dump_json()) == page

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from coldframe.host.egress.addresses import canonical, local_kind
 from coldframe.protocol.network import NetworkRule, Preset
 
 _KEPT_S = 600.0
@@ -56,6 +59,21 @@ def _rules(urls: Iterable[str]) -> Iterator[NetworkRule]:
             if parts.hostname and port:
                 host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
                 yield NetworkRule.parse(f"{host}:{port}")
+                yield from _private(parts.hostname, port)
+
+
+def _private(host: str, port: int) -> Iterator[NetworkRule]:
+    """Name the addresses of a mirror in a private network: no host's rule reaches those."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    for text in sorted({str(entry[4][0]) for entry in found}):
+        with contextlib.suppress(ValueError):  # an address with a scope
+            address = canonical(ip_address(text))
+            local = local_kind(address, lambda _: False)
+            if local is not None and local[1]:
+                yield NetworkRule(cidr=str(address), ports=((port, port),))
 
 
 def _ask(*command: str) -> str:
@@ -79,17 +97,21 @@ def _pip() -> Iterator[str]:
     pip = (sys.executable, "-m", "pip") if _ask(sys.executable, "-m", "pip", "--version") else None
     settings = _ask(*(pip or ("pip",)), "config", "list")
     named: dict[str, list[str]] = {}
-    for line in settings.splitlines():
+    for line in sorted(settings.splitlines(), key=_is_of_environment):
         key, _, value = line.partition("=")
         option = key.rpartition(".")[2]
         if option in _PIP_OPTIONS:
-            # The last one counts, as for pip: the environment is listed last.
+            # The last one counts; as for pip, that is the environment's.
             named[option] = value.strip("'\"").replace("\\n", " ").split()
     index, *files = _pip_defaults()
     yield from named.pop("index-url", [index])
     yield from files
     for urls in named.values():
         yield from urls
+
+
+def _is_of_environment(line: str) -> bool:
+    return line.startswith(":env:")
 
 
 def _pip_defaults() -> list[str]:

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from coldframe.host.egress.flows import Flow, Meter
+from coldframe.host.egress.flows import Flow
 
 _CHUNK = 1 << 20
 _TURNS = 8
@@ -62,11 +62,12 @@ class Direction:
         self,
         source: socket.socket,
         target: socket.socket,
-        meter: Meter,
+        flow: Flow,
         count: Callable[[int], None],
     ) -> None:
+        """The flow's meter is asked anew each time: a new policy brings another one."""
         self._source, self._target = source, target
-        self._meter, self._count = meter, count
+        self._flow, self._count = flow, count
         self._loop = asyncio.get_running_loop()
         self._pipe: tuple[int, int] | None = None
         self._held = 0
@@ -143,12 +144,12 @@ class Direction:
         return len(self._copied)
 
     def _fill(self) -> bool:
-        granted = self._meter.grant(_CHUNK)
+        granted = self._flow.meter.grant(_CHUNK)
         if self.ended.done():
             return False
         if not granted:
             self._watch()
-            self._timer = self._loop.call_later(self._meter.delay_s, self._pump)
+            self._timer = self._loop.call_later(self._flow.meter.delay_s, self._pump)
             return False
         if self._pipe is None:
             self._pipe = _pipes.take()
@@ -161,7 +162,7 @@ class Direction:
         if not self._held:
             self._finish()
             return False
-        self._meter.spend(self._held)
+        self._flow.meter.spend(self._held)
         self._count(self._held)
         return True
 
@@ -179,7 +180,7 @@ class Direction:
 
 def upward(flow: Flow, upstream: socket.socket) -> Direction:
     """Carry what comes from the sandbox."""
-    made = Direction(flow.client, upstream, flow.meter, flow.count_out)
+    made = Direction(flow.client, upstream, flow, flow.count_out)
     flow.stops.append(made.stop)
     flow.watch(made.ended)
     return made
@@ -187,7 +188,7 @@ def upward(flow: Flow, upstream: socket.socket) -> Direction:
 
 def downward(flow: Flow, upstream: socket.socket) -> Direction:
     """Carry what goes to the sandbox."""
-    made = Direction(upstream, flow.client, flow.meter, flow.count_in)
+    made = Direction(upstream, flow.client, flow, flow.count_in)
     flow.stops.append(made.stop)
     flow.watch(made.ended)
     return made
