@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from coldframe.host import cgroups, syscalls
+from coldframe.host.egress import steering
 from coldframe.host.storage import BtrfsStorage, file_system_of
 from coldframe.protocol.errors import CapabilityError
 from coldframe.protocol.ids import new_node_id
@@ -92,6 +93,7 @@ def _probes(home: Path) -> Iterator[tuple[str, bool, Callable[[], str]]]:
     yield "disk space", True, lambda: _disk(home)
     yield "memory", True, _memory
     yield "btrfs pool", False, lambda: _btrfs(home)
+    yield "egress", False, _egress
     yield "mmdebstrap", False, lambda: _tool("mmdebstrap", "mmdebstrap")
     yield "open files", False, _open_files
     yield "process ids", False, _process_ids
@@ -127,6 +129,13 @@ def _kernel() -> str:
             f"Linux {_LEAST_KERNEL[0]}.{_LEAST_KERNEL[1]} or later is needed",
         )
     return f"Linux {release} {platform.machine()}"
+
+
+def _egress() -> str:
+    reason = steering.refusal()
+    if reason is not None:
+        raise CapabilityError(reason)
+    return "network policies can be enforced (sk_lookup)"
 
 
 def _capabilities() -> str:
