@@ -1,7 +1,8 @@
 /*
  * Executed from the sealed memfd as the first process of every namespace of a sandbox, with
- * nothing but one end of its channel. It is told how to set up (one message), gets the root
- * and /dev as detached mounts (a second one), and answers READY or FAILED.
+ * nothing but one end of its channel. It is told how to set up (one message), that its ids are
+ * mapped (a second one), gets the root and /dev as detached mounts (a third one), and answers
+ * READY or FAILED.
  */
 #define _GNU_SOURCE
 #include "init.h"
@@ -32,12 +33,12 @@ enum step {
 	STEP_HOSTNAME,
 	STEP_LOOPBACK,
 	STEP_IDENTITY,
-	STEP_ROOT,
 	STEP_PROC,
 	STEP_SYS,
-	STEP_DEV,
 	STEP_DEVPTS,
 	STEP_SHM,
+	STEP_ROOT,
+	STEP_DEV,
 	STEP_PIVOT,
 	STEP_SYSCTL,
 	STEP_MASK,
@@ -50,12 +51,12 @@ const char *const init_steps[] = {
 	[STEP_HOSTNAME] = "hostname",
 	[STEP_LOOPBACK] = "loopback",
 	[STEP_IDENTITY] = "identity",
-	[STEP_ROOT] = "root",
 	[STEP_PROC] = "proc",
 	[STEP_SYS] = "sys",
-	[STEP_DEV] = "dev",
 	[STEP_DEVPTS] = "devpts",
 	[STEP_SHM] = "shm",
+	[STEP_ROOT] = "root",
+	[STEP_DEV] = "dev",
 	[STEP_PIVOT] = "pivot",
 	[STEP_SYSCTL] = "sysctl",
 	[STEP_MASK] = "mask",
@@ -64,6 +65,20 @@ const char *const init_steps[] = {
 const size_t init_step_count = STEP_COUNT;
 
 static struct init_config config;
+
+/* Made while the worker makes the root, then moved into it: each below the one it lies on. */
+static struct {
+	const char *target;
+	int fd;
+} mounts[] = {
+	{"proc", -1},
+	{"sys", -1},
+	{"dev", -1},
+	{"dev/pts", -1},
+	{"dev/shm", -1},
+};
+
+enum { MOUNT_PROC, MOUNT_SYS, MOUNT_DEV, MOUNT_DEVPTS, MOUNT_SHM };
 
 static void report(const struct report *message)
 {
@@ -119,13 +134,10 @@ static int become_root(void)
 	return 0;
 }
 
-/* Mount a file system of `type` on `target` below the current directory, links not followed. */
-static int mount_on(const char *type, const char *target, unsigned attributes,
-		    const char *const options[][2])
+static int make_mount(int *made, const char *type, unsigned attributes,
+		      const char *const options[][2])
 {
 	auto_close int fs = sys_fsopen(type);
-	auto_close int mount = -1;
-	auto_close int place = -1;
 
 	if (fs < 0)
 		return -errno;
@@ -134,14 +146,26 @@ static int mount_on(const char *type, const char *target, unsigned attributes,
 			return -errno;
 	if (sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
 		return -errno;
-	mount = sys_fsmount(fs, attributes);
-	if (mount < 0)
-		return -errno;
-	place = sys_openat2(AT_FDCWD, target, O_PATH | O_DIRECTORY | O_CLOEXEC,
-			    RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
-	if (place < 0 || sys_move_mount(mount, "", place, "", MOVE_EMPTY_PATH | 0x40) < 0)
-		return -errno;
-	return 0;
+	*made = sys_fsmount(fs, attributes);
+	return *made < 0 ? -errno : 0;
+}
+
+static int make_devpts(void)
+{
+	static const char *const options[][2] = {
+		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {NULL, NULL}};
+
+	return make_mount(&mounts[MOUNT_DEVPTS].fd, "devpts", ATTR_NOSUID | ATTR_NOEXEC, options);
+}
+
+static int make_shm(void)
+{
+	char size[24];
+	const char *const options[][2] = {{"mode", "1777"}, {"size", size}, {NULL, NULL}};
+
+	snprintf(size, sizeof(size), "%llu", (unsigned long long)config.shm_bytes);
+	return make_mount(&mounts[MOUNT_SHM].fd, "tmpfs", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+			  options);
 }
 
 static int mount_root(int root)
@@ -152,31 +176,21 @@ static int mount_root(int root)
 	return chdir("/mnt") < 0 ? -errno : 0;
 }
 
-static int mount_dev(int dev)
+/* Move each mount to its place below the current directory, links not followed. */
+static int place_mounts(int dev)
 {
-	auto_close int place = sys_openat2(AT_FDCWD, "dev", O_PATH | O_DIRECTORY | O_CLOEXEC,
-					   RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+	mounts[MOUNT_DEV].fd = dev;
+	for (size_t i = 0; i < ARRAY_LEN(mounts); i++) {
+		auto_close int place =
+			sys_openat2(AT_FDCWD, mounts[i].target, O_PATH | O_DIRECTORY | O_CLOEXEC,
+				    RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
 
-	if (place < 0 || sys_move_mount(dev, "", place, "", MOVE_EMPTY_PATH | 0x40) < 0)
-		return -errno;
+		if (place < 0 ||
+		    sys_move_mount(mounts[i].fd, "", place, "", MOVE_EMPTY_PATH | 0x40) < 0)
+			return -errno;
+		close_quietly(&mounts[i].fd);
+	}
 	return 0;
-}
-
-static int mount_devpts(void)
-{
-	static const char *const options[][2] = {
-		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {NULL, NULL}};
-
-	return mount_on("devpts", "dev/pts", ATTR_NOSUID | ATTR_NOEXEC, options);
-}
-
-static int mount_shm(void)
-{
-	char size[24];
-	const char *const options[][2] = {{"mode", "1777"}, {"size", size}, {NULL, NULL}};
-
-	snprintf(size, sizeof(size), "%llu", (unsigned long long)config.shm_bytes);
-	return mount_on("tmpfs", "dev/shm", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, options);
 }
 
 static int pivot(void)
@@ -258,9 +272,8 @@ static int drop_privileges(void)
 	struct __user_cap_data_struct none[2] = {{0}, {0}};
 	struct rlimit no_core = {0, 0};
 
+	/* The bounding set stays: it only bounds what execve gives, and we execute nothing. */
 	prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-	for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
-		;
 	if (setrlimit(RLIMIT_CORE, &no_core) < 0 || syscall(SYS_capset, &header, none) < 0)
 		return -errno;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
@@ -283,19 +296,20 @@ static int run_step(enum step step, int root, int dev)
 		return loopback_up();
 	case STEP_IDENTITY:
 		return become_root();
+	case STEP_PROC:
+		return make_mount(&mounts[MOUNT_PROC].fd, "proc",
+				  ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
+	case STEP_SYS:
+		return make_mount(&mounts[MOUNT_SYS].fd, "sysfs",
+				  ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
+	case STEP_DEVPTS:
+		return make_devpts();
+	case STEP_SHM:
+		return make_shm();
 	case STEP_ROOT:
 		return mount_root(root);
-	case STEP_PROC:
-		return mount_on("proc", "proc", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
-	case STEP_SYS:
-		return mount_on("sysfs", "sys", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-				NULL);
 	case STEP_DEV:
-		return mount_dev(dev);
-	case STEP_DEVPTS:
-		return mount_devpts();
-	case STEP_SHM:
-		return mount_shm();
+		return place_mounts(dev);
 	case STEP_PIVOT:
 		return pivot();
 	case STEP_SYSCTL:
@@ -329,8 +343,11 @@ static void set_up(void)
 	for (enum step step = 0; step < STEP_COUNT; step++) {
 		int error;
 
-		/* What needs neither ids nor mounts is done while the worker makes them. */
-		if (step == STEP_IDENTITY && receive(&go, 1, fds, 2) != 1)
+		/* What needs no ids is done while the worker maps them, */
+		if (step == STEP_IDENTITY && receive(&go, 1, NULL, 0) != 1)
+			_exit(1);
+		/* and what needs no root while it makes that. */
+		if (step == STEP_ROOT && receive(&go, 1, fds, 2) != 1)
 			_exit(1);
 		error = strcmp(config.inject, init_steps[step]) == 0 ? -EIO
 								      : run_step(step, fds[0], fds[1]);

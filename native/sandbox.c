@@ -24,7 +24,7 @@
 #define REAP_TRIES 500u
 
 const char *const worker_steps[] = {
-	"cgroup", "channel", "clone",	 "limits",	 "map",	    "layers",
+	"cgroup", "channel", "clone",	 "map",	 "limits",	    "layers",
 	"upper",  "overlay", "writable", "mount points", "devices", "go",
 };
 const size_t worker_step_count = ARRAY_LEN(worker_steps);
@@ -397,21 +397,23 @@ struct first_process {
 	const char *stage;
 };
 
+/* What setting up takes, and what decides whether root inside could reach a file. */
+#define INIT_CAPS                                                                                  \
+	(CAP_BIT(CAP_SYS_ADMIN) | CAP_BIT(CAP_NET_ADMIN) | CAP_BIT(CAP_SYS_RESOURCE) |              \
+	 CAP_BIT(CAP_SETUID) | CAP_BIT(CAP_SETGID) | CAP_BIT(CAP_DAC_OVERRIDE))
+#define CAP_BIT(name) (1u << (name))
+
 /* Not root by any map yet, it would lose all capabilities by execve: ambient ones stay. */
 static int keep_capabilities(void)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[2];
+	struct __user_cap_data_struct data[2] = {
+		{.effective = INIT_CAPS, .permitted = INIT_CAPS, .inheritable = INIT_CAPS}, {0}};
 
-	if (syscall(SYS_capget, &header, data) < 0)
-		return -errno;
-	for (size_t i = 0; i < 2; i++)
-		data[i].inheritable = data[i].permitted;
 	if (syscall(SYS_capset, &header, data) < 0)
 		return -errno;
-	for (unsigned long cap = 0; cap < 64; cap++)
-		if (data[cap / 32].permitted & 1u << (cap % 32) &&
-		    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0) < 0)
+	for (unsigned long cap = 0; cap < 32; cap++)
+		if (INIT_CAPS & 1u << cap && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0) < 0)
 			return -errno;
 	return 0;
 }
@@ -514,6 +516,17 @@ static int open_channel(struct sandbox *sandbox, const struct create_spec *spec,
 	return loop_add(sandbox->channel, &sandbox->channel_source, EPOLLIN);
 }
 
+/* Tell pid 1 by one byte. If it has failed already, its report says at what. */
+static int sent(ssize_t result)
+{
+	return result >= 0 || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
+}
+
+static int send_mapped(const struct sandbox *sandbox)
+{
+	return sent(send(sandbox->channel, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT));
+}
+
 static int send_mounts(const struct sandbox *sandbox, int root, int dev)
 {
 	union {
@@ -532,10 +545,7 @@ static int send_mounts(const struct sandbox *sandbox, int root, int dev)
 	};
 
 	memcpy(CMSG_DATA(&control.header), (int[]){root, dev}, 2 * sizeof(int));
-	if (sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
-		return 0;
-	/* It has failed already; its report says at what. */
-	return errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
+	return sent(sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 /* Each step fails by -EIO when the tests ask for it. */
@@ -560,13 +570,14 @@ static int make(struct sandbox *sandbox, const struct create_spec *spec, const c
 	error = error ? error : injected(inject, *stage) ? -EIO : 0;
 	if (error)
 		return error;
-	/* Pid 1 starts meanwhile. */
-	*stage = "limits";
-	error = injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
-	if (error)
-		return error;
+	/* Pid 1 starts meanwhile; with its ids it makes the mounts that need no root. */
 	*stage = "map";
 	error = injected(inject, *stage) ? -EIO : map_ids(sandbox, &userns);
+	error = error ? error : send_mapped(sandbox);
+	if (error)
+		return error;
+	*stage = "limits";
+	error = injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
 	if (error)
 		return error;
 	error = rootfs_make(&spec->root, sandbox->id_base, userns, &root, &dev, stage);
