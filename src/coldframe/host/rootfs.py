@@ -40,15 +40,20 @@ class RootFiles:
     """Files of one sandbox. Usable until `close`; then every call raises SandboxGoneError."""
 
     def __init__(
-        self, root: int, id_base: int, threads: FileThreads, default_owner: tuple[int, int]
+        self,
+        root: int,
+        id_base: int,
+        threads: FileThreads,
+        default_owner: Callable[[RootTree], tuple[int, int]],
     ) -> None:
         """Reach what is below `root`, an O_PATH descriptor that is taken over.
 
-        `default_owner` (the sandbox's ids) owns what is made for nobody in particular.
+        `default_owner` tells the sandbox's ids that own what is made for nobody in particular.
+        It is asked once, when they are needed first.
         """
         self._tree = RootTree(root, id_base)
         self._threads = threads
-        self._default_owner = default_owner
+        self._tell_owner = default_owner
         self._users = 1
         self._closed = False
 
@@ -60,6 +65,10 @@ class RootFiles:
         """
         self._require_open()
         return self._tree
+
+    @functools.cached_property
+    def _default_owner(self) -> tuple[int, int]:
+        return self._tell_owner(self._tree)
 
     def close(self) -> None:
         """Give the root back, as soon as no job uses it."""

@@ -46,6 +46,9 @@ class Storage(Protocol):
     fallback_from: str
     """Why `auto` took this kind and not a better one; empty otherwise."""
 
+    def require_space(self) -> None:
+        """Raise StorageFullError if there is hardly room for another. Takes no time."""
+
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """Make the directory; the descriptor belongs to the receiver. May take a moment.
 
@@ -125,6 +128,10 @@ class DirectoryStorage:
         self._path = path
         self._root = os.open(path, _DIRECTORY)
 
+    def require_space(self) -> None:
+        """See `Storage.require_space`."""
+        require_space(self._root, str(self._path))
+
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
         if disk_bytes is not None:
@@ -132,7 +139,7 @@ class DirectoryStorage:
                 "storage `directory` cannot hold disk_bytes; use storage btrfs "
                 "(`apt-get install btrfs-progs`) or tmpfs"
             )
-        require_space(self._root, str(self._path))
+        self.require_space()
         with _full_named(str(self._path)):
             os.mkdir(sandbox_id, 0o700, dir_fd=self._root)
         return self.open(sandbox_id)
@@ -179,6 +186,11 @@ class BtrfsStorage:
         except BaseException:
             os.close(self._host)
             raise
+
+    def require_space(self) -> None:
+        """See `Storage.require_space`."""
+        require_space(self._host, str(self._pools))
+        self._require_pool_space()
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
@@ -282,6 +294,9 @@ class TmpfsStorage:
                 f"storage tmpfs does not work here ({error.strerror}); use storage directory with "
                 "COLDFRAME_HOME on ext4, xfs or btrfs"
             ) from error
+
+    def require_space(self) -> None:
+        """See `Storage.require_space`: memory is charged to whoever writes."""
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""

@@ -140,7 +140,7 @@ class FakeSandbox:
     def open_tree(self) -> None:
         """Open what was made."""
         root = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._files = RootFiles(root, os.getuid(), self._runtime.threads, (0, 0))
+        self._files = RootFiles(root, os.getuid(), self._runtime.threads, lambda _: (0, 0))
 
     def _workdir(self) -> str:
         return self._spec.workdir or self._image.config.workdir or "/"

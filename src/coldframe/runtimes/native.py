@@ -22,7 +22,7 @@ from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
 from coldframe.host.reaping import reap_cgroups
 from coldframe.host.removal import remove_tree
 from coldframe.host.rootfs import RootFiles
-from coldframe.host.roottree import RootTree
+from coldframe.host.spares import SpareUppers
 from coldframe.host.spawner import (
     Created,
     CreateSpec,
@@ -93,6 +93,7 @@ class NativeRuntime:
         self._no_egress: str | None = None
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._making: set[asyncio.Future[Any]] = set()
+        self._refilling = False
         self._spawners: list[Spawner] = []
         self._restarting = asyncio.Lock()
         self._turn = 0
@@ -145,13 +146,15 @@ class NativeRuntime:
         undo = contextlib.ExitStack()
         try:
             self._acquire(undo)
-            self._storage = await asyncio.to_thread(
-                open_storage,
-                self._storage_kind,
-                node_id=self._node_id,
-                state=self._state,
-                pools=self._pools,
-                pool_bytes=self._pool_bytes,
+            self._storage = SpareUppers(
+                await asyncio.to_thread(
+                    open_storage,
+                    self._storage_kind,
+                    node_id=self._node_id,
+                    state=self._state,
+                    pools=self._pools,
+                    pool_bytes=self._pool_bytes,
+                )
             )
             undo.callback(self._storage.close)
             self._spawners = [await self._start_spawner(self._workers)]
@@ -160,6 +163,7 @@ class NativeRuntime:
             raise
         self._undo = undo
         self._open = True
+        self._refill_spares()
 
     def _acquire(self, undo: contextlib.ExitStack) -> None:
         """Take what needs no waiting, and note how each is given back."""
@@ -218,8 +222,7 @@ class NativeRuntime:
         await self.destroy_all()
         for spawner in self._spawners:
             await spawner.close()
-        for name in self._storage.names():
-            await self._storage.remove(name, self._remove_tree_here)
+        await self._storage.clear(self._remove_tree_here)
         self._network.close()
         await asyncio.to_thread(self._undo.close)
 
@@ -290,6 +293,7 @@ class NativeRuntime:
         parts = self._parts(spawner, created, id_base, planner, layers)
         sandbox = NativeSandbox(spec, parts, self._end)
         self._sandboxes[sandbox_id] = sandbox
+        self._refill_spares()
         if not spec.network.empty:
             try:
                 await sandbox.set_network(spec.network)
@@ -324,7 +328,9 @@ class NativeRuntime:
         id_base: int,
     ) -> Created:
         inject, self.inject = self.inject, None
-        upper = await self._in_thread(self._storage.make, sandbox_id, spec.disk_bytes)
+        upper = self._storage.take(sandbox_id, spec.disk_bytes)
+        if upper is None:
+            upper = await self._in_thread(self._storage.make, sandbox_id, spec.disk_bytes)
         try:
             return await spawner.create(
                 CreateSpec(
@@ -350,6 +356,18 @@ class NativeRuntime:
         finally:
             os.close(upper)
 
+    def _refill_spares(self) -> None:
+        if self._refilling or not self._open or not self._storage.low:
+            return
+        self._refilling = True
+        refilling = asyncio.ensure_future(self._in_thread(self._storage.refill))
+        self._making.add(refilling)
+        refilling.add_done_callback(self._refilled)
+
+    def _refilled(self, refilling: asyncio.Future[None]) -> None:
+        self._refilling = False
+        self._making.discard(refilling)
+
     def _parts(
         self,
         spawner: Spawner,
@@ -360,8 +378,7 @@ class NativeRuntime:
     ) -> Parts:
         # Its end is told by an event; the number is checked by its namespaces when it is used.
         os.close(created.pidfd)
-        owner = planner.default_owner(RootTree(created.root_fd, id_base))
-        files = RootFiles(created.root_fd, id_base, self._file_threads, owner)
+        files = RootFiles(created.root_fd, id_base, self._file_threads, planner.default_owner)
         egress = NativeEgress(created, files, self._network)
         return Parts(spawner, created, id_base, files, planner, self._storage, egress, layers)
 

@@ -1,0 +1,113 @@
+"""A few uppers that are ready before anybody asks: making one takes longer than a create may."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections import deque
+
+from coldframe.host.roottree import closing
+from coldframe.host.storage import RemoveTree, Storage
+from coldframe.protocol.errors import ColdframeError, StorageFullError
+
+_SPARES = 8
+
+
+class SpareUppers:
+    """A storage that keeps spare uppers of another one's. See `Storage`.
+
+    A spare keeps its own name below and is known by a sandbox's id once it has been taken. So
+    what is there is still asked of the storage below, and each name must be accounted for here.
+    """
+
+    def __init__(self, below: Storage, spares: int = _SPARES) -> None:
+        """Keep up to `spares` of the storage `below`, which is taken over."""
+        self._below, self._wanted = below, spares
+        self.name, self.enforces_disk = below.name, below.enforces_disk
+        self.fallback_from = below.fallback_from
+        self._numbers = itertools.count()
+        self._spare: set[str] = set()
+        """Names of those that nobody has, ready or just being made."""
+        self._ready: deque[str] = deque()
+        self._taken: dict[str, str] = {}
+        """Names below, by the id of the sandbox that has one."""
+
+    @property
+    def low(self) -> bool:
+        """Whether it is time to `refill`."""
+        return len(self._spare) <= self._wanted // 2
+
+    def refill(self) -> None:
+        """Make spares until there are enough; blocks.
+
+        What keeps it from that is told to whoever asks for an upper when there are none left.
+        """
+        with contextlib.suppress(OSError, ColdframeError):
+            self._below.require_space()
+            while len(self._spare) < self._wanted:
+                self._make_spare()
+
+    def _make_spare(self) -> None:
+        name = f"spare-{next(self._numbers)}"
+        self._spare.add(name)
+        try:
+            directory = self._below.make(name, None)
+        except BaseException:
+            self._spare.discard(name)
+            raise
+        # The spawner would make them: it does so where they are missing.
+        with closing(directory), contextlib.suppress(OSError):
+            for inner in ("upper", "work"):
+                os.mkdir(inner, dir_fd=directory)
+                os.chmod(inner, 0o755, dir_fd=directory)  # whatever the umask
+        self._ready.append(name)
+
+    def take(self, sandbox_id: str, disk_bytes: int | None) -> int | None:
+        """Give a spare to a sandbox, at once; None where `make` is needed: there is none, or no
+        room, or it is to have a limit of its own.
+
+        The descriptor belongs to the receiver.
+        """
+        if disk_bytes is not None or not self._ready:
+            return None
+        try:
+            self._below.require_space()
+        except StorageFullError:
+            return None  # `make` waits for what was dropped lately
+        name = self._ready.popleft()
+        self._taken[sandbox_id] = name
+        self._spare.discard(name)
+        return self._below.open(name)
+
+    def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
+        """See `Storage.make`."""
+        return self._below.make(sandbox_id, disk_bytes)
+
+    def open(self, sandbox_id: str) -> int:
+        """See `Storage.open`."""
+        return self._below.open(self._taken.get(sandbox_id, sandbox_id))
+
+    async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
+        """See `Storage.remove`."""
+        await self._below.remove(self._taken.get(sandbox_id, sandbox_id), remove_tree)
+        self._taken.pop(sandbox_id, None)
+
+    async def clear(self, remove_tree: RemoveTree) -> None:
+        """Remove all that is there, spares too. Nobody may use it any more."""
+        for name in self._below.names():
+            await self._below.remove(name, remove_tree)
+
+    def require_space(self) -> None:
+        """See `Storage.require_space`."""
+        self._below.require_space()
+
+    def names(self) -> tuple[str, ...]:
+        """See `Storage.names`; spares are nobody's and not told."""
+        there = self._below.names()
+        owners = {name: sandbox_id for sandbox_id, name in self._taken.items()}
+        return tuple(sorted(owners.get(name, name) for name in there if name not in self._spare))
+
+    def close(self) -> None:
+        """See `Storage.close`."""
+        self._below.close()
