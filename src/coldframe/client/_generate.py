@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -29,15 +30,19 @@ NAMES = {
     "aclose": "close",
 }
 """What else is renamed than unasync does by itself."""
+_UNASYNC = """
+import json, sys, unasync
+sources, source, target, names = json.loads(sys.argv[1])
+unasync.unasync_files(sources, [unasync.Rule(source, target, additional_replacements=names)])
+"""
 
 
 def generate(target: Path) -> None:
     """Write the generated modules into a directory, formatted."""
-    import unasync  # type: ignore[import-untyped]
-
     sources = sorted((HERE / "_async").glob("*.py"))
-    rule = unasync.Rule(f"{HERE / '_async'}/", f"{target}/", additional_replacements=NAMES)
-    unasync.unasync_files([str(source) for source in sources], [rule])
+    given = [str(source) for source in sources], f"{HERE / '_async'}/", f"{target}/", NAMES
+    # In a process of its own: unasync brings setuptools, which replaces distutils as a whole.
+    subprocess.run([sys.executable, "-c", _UNASYNC, json.dumps(given)], check=True)
     for source in sources:
         written = target / source.name
         note = f"# Generated from _async/{source.name}; do not edit.\n"
