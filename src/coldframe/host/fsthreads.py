@@ -36,6 +36,21 @@ def become(uid: int, gid: int) -> None:
         _current.ids = (uid, gid)
 
 
+async def run_to_its_end(job: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a job in a thread; a cancelled caller returns when the job has ended, not before.
+
+    For jobs on what their caller takes away behind them: a directory, a mount, a descriptor.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(job, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # nobody wants it any more
+        raise
+
+
 class FileThreads:
     """A few threads that run one file job at a time each, never one that can block for long."""
 

@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coldframe.host import fileops, fsthreads
 from coldframe.host.fsthreads import FileThreads
@@ -88,19 +88,20 @@ class RootFiles:
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequestError("offset and length must not be negative")
         raw = path_bytes(path)
-        fd = await self._job(None, fileops.open_file, self.tree, raw, undo=os.close)
-        try:
-            at, end = offset, None if length is None else offset + length
-            while end is None or at < end:
-                size = fileops.PIECE_BYTES if end is None else end - at
-                piece = await self._job(None, fileops.read_piece, fd, raw, at, size)
-                if not piece:
-                    return
-                at += len(piece)
-                yield piece
-        finally:
-            # A read that was cancelled may still run: close behind it.
-            self._threads.submit(os.close, fd)
+        with self._held():
+            fd = await self._job(None, fileops.open_file, self._tree, raw, undo=os.close)
+            jobs = _InTurn(self, None)
+            try:
+                at, end = offset, None if length is None else offset + length
+                while end is None or at < end:
+                    size = fileops.PIECE_BYTES if end is None else end - at
+                    piece = await jobs.run(fileops.read_piece, fd, raw, at, size)
+                    if not piece:
+                        return
+                    at += len(piece)
+                    yield piece
+            finally:
+                await jobs.end(functools.partial(os.close, fd))
 
     async def write(
         self,
@@ -123,14 +124,14 @@ class RootFiles:
                 parents,
                 undo=fileops.PendingFile.close,
             )
-            size = 0
+            size, jobs = 0, _InTurn(self, ids)
             try:
                 async for piece in content:
-                    await self._job(ids, pending.append, piece)
+                    await jobs.run(pending.append, piece)
                     size += len(piece)
-                await self._job(ids, pending.commit)
+                await jobs.run(pending.commit)
             finally:
-                await self._cleanup(pending.close)
+                await jobs.end(pending.close)
         return size
 
     async def exchange(
@@ -180,11 +181,12 @@ class RootFiles:
     async def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
         pieces = tar_pieces(self.tree, path_bytes(path))
         with self._held():
+            jobs = _InTurn(self, None)
             try:
-                while (piece := await self._job(None, _next_piece, pieces)) is not None:
+                while (piece := await jobs.run(_next_piece, pieces)) is not None:
                     yield piece
             finally:
-                await self._cleanup(pieces.close)
+                await jobs.end(pieces.close)
 
     async def tar_up(
         self,
@@ -272,10 +274,7 @@ class RootFiles:
     ) -> T:
         """Run a job in a file thread; if nobody waits for it any more, `undo` its result."""
         self._require_open()
-        host_ids = ids or (self._tree.id_base, self._tree.id_base)
-        self._users += 1
-        running = asyncio.ensure_future(self._threads.run(host_ids, job, *args))
-        running.add_done_callback(self._job_done)
+        running = self._begin(ids, job, *args)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -283,10 +282,30 @@ class RootFiles:
                 running.add_done_callback(functools.partial(_undo, self._threads, undo))
             raise
 
-    async def _cleanup(self, job: Callable[[], None]) -> None:
-        """Run a job to its end, also when the sandbox is gone or the caller was cancelled."""
-        ids = (self._tree.id_base, self._tree.id_base)
-        await asyncio.shield(asyncio.ensure_future(self._threads.run(ids, job)))
+    def _begin(
+        self,
+        ids: tuple[int, int] | None,
+        job: Callable[..., T],
+        *args: object,
+        behind: asyncio.Future[Any] | None = None,
+    ) -> asyncio.Future[T]:
+        """Start a job in a file thread; the root stays open until it has ended."""
+        host_ids = ids or (self._tree.id_base, self._tree.id_base)
+        self._users += 1
+        running = asyncio.ensure_future(self._run_behind(behind, host_ids, job, *args))
+        running.add_done_callback(self._job_done)
+        return running
+
+    async def _run_behind(
+        self,
+        behind: asyncio.Future[Any] | None,
+        ids: tuple[int, int],
+        job: Callable[..., T],
+        *args: object,
+    ) -> T:
+        if behind is not None and not behind.done():
+            await asyncio.wait({behind})
+        return await self._threads.run(ids, job, *args)
 
     def _job_done(self, done: asyncio.Future[T]) -> None:
         self._release()
@@ -312,6 +331,31 @@ class RootFiles:
         self._users -= 1
         if self._users == 0:
             os.close(self._tree.root)
+
+
+class _InTurn:
+    """Jobs on one open thing (a descriptor, a generator), never two at once.
+
+    A job goes on when its caller is cancelled. Ended under it, a descriptor's number may be
+    another file's by then, and a generator refuses.
+    """
+
+    def __init__(self, files: RootFiles, ids: tuple[int, int] | None) -> None:
+        self._files, self._ids = files, ids
+        self._last: asyncio.Future[Any] | None = None
+
+    async def run(self, job: Callable[..., T], *args: object) -> T:
+        """Run a job; the caller waits for each before the next."""
+        self._files._require_open()
+        running = self._last = self._files._begin(self._ids, job, *args)
+        return await asyncio.shield(running)
+
+    async def end(self, job: Callable[[], None]) -> None:
+        """Run the last job behind all others, also when the sandbox is gone.
+
+        It runs to its end, also when the caller is cancelled.
+        """
+        await asyncio.shield(self._files._begin(self._ids, job, behind=self._last))
 
 
 class _AbortedError(Exception):

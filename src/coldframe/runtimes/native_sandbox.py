@@ -15,6 +15,7 @@ from pathlib import Path
 from coldframe.host import processes
 from coldframe.host.egress.gateway import LISTENERS
 from coldframe.host.export import export_layer
+from coldframe.host.fsthreads import run_to_its_end
 from coldframe.host.pipes import CommandPipes
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.roottree import closing
@@ -245,12 +246,12 @@ class NativeSandbox:
         """
         await self.kill_processes()
         directory = self.parts.storage.open(self._id)
-        await asyncio.to_thread(export_layer, directory, b"upper", target)
+        await run_to_its_end(export_layer, directory, b"upper", target)
 
     async def changes(self) -> tuple[Change, ...]:
         """See `KnowsChanges.changes`."""
         self._require_alive()
-        return await asyncio.to_thread(self._changes)
+        return await run_to_its_end(self._changes)
 
     def _changes(self) -> tuple[Change, ...]:
         with closing(self.parts.storage.open(self._id)) as directory:

@@ -8,11 +8,14 @@ import os
 import resource
 import stat
 import tarfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coldframe.host import fileops, fsthreads, rootfs
 from coldframe.protocol.errors import (
     FileError,
     InvalidRequestError,
@@ -411,3 +414,114 @@ async def test_stat_follows_links_only_when_asked(tree: Tree) -> None:
     link = await tree.files.stat("/link", follow=False)
     assert (link.kind, link.target) == (FileKind.LINK, b"f")
     assert stat.S_ISLNK((tree.path / "link").lstat().st_mode)
+
+
+async def _cancelled_inside(task: asyncio.Task[Any], inside: threading.Event) -> None:
+    """Cancel a transfer while one of its jobs runs in a thread."""
+    await asyncio.to_thread(inside.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0)  # what the cancellation does at once, it has done
+
+
+class _Slow:
+    """Stands for a job that takes its time: says that it runs, and goes on when told to."""
+
+    def __init__(self, job: Callable[..., Any]) -> None:
+        self._job = job
+        self.runs, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        self.runs.set()
+        assert self.goes_on.wait(30)
+        return self._job(*args)
+
+
+async def test_tar_down_cancelled_in_a_step_ends_cancelled(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generator still runs in a thread: to close it there and then is an error of its own."""
+    slow, closed = _Slow(bytes), threading.Event()
+
+    def tar_pieces(*_: object) -> Iterator[bytes]:
+        try:
+            yield slow(1)
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(rootfs, "tar_pieces", tar_pieces)
+    step = asyncio.ensure_future(anext(tree.files.tar_down("/")))
+    await _cancelled_inside(step, slow.runs)
+    await _jobs_so_far(tree)
+    slow.goes_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert closed.is_set()
+
+
+async def test_write_cancelled_in_a_step_closes_nothing_under_it(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a closed descriptor is soon another file's: the step would write into that."""
+    slow = _Slow(os.write)
+    descriptors: list[int] = []
+
+    def append(pending: fileops.PendingFile, data: bytes) -> None:
+        descriptors.append(pending.fd)
+        slow(pending.fd, data)
+
+    monkeypatch.setattr(fileops.PendingFile, "append", append)
+    writing = asyncio.ensure_future(tree.files.write("/f", pieces(b"x")))
+    await _cancelled_inside(writing, slow.runs)
+    await _jobs_so_far(tree)
+
+    assert _names(descriptors[0]).parent == tree.path
+    slow.goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert list(tree.path.iterdir()) == []
+
+
+async def test_read_cancelled_in_a_step_closes_nothing_under_it(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read another file, of another sandbox perhaps."""
+    await tree.files.write("/f", pieces(b"content"))
+    slow = _Slow(fileops.read_piece)
+    descriptors: list[int] = []
+
+    def read_piece(fd: int, *args: Any) -> Any:
+        descriptors.append(fd)
+        return slow(fd, *args)
+
+    monkeypatch.setattr(fileops, "read_piece", read_piece)
+    step = asyncio.ensure_future(anext(tree.files.read("/f")))
+    await _cancelled_inside(step, slow.runs)
+    await _jobs_so_far(tree)
+
+    assert _names(descriptors[0]) == tree.path / "f"
+    slow.goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+
+
+async def test_export_cancelled_returns_when_its_thread_has_ended() -> None:
+    """Its caller removes the target and the sandbox next: not under the thread's feet."""
+    slow = _Slow(int)
+    exporting = asyncio.ensure_future(fsthreads.run_to_its_end(slow, "1"))
+    await _cancelled_inside(exporting, slow.runs)
+    await asyncio.sleep(0)
+    assert not exporting.done()
+
+    slow.goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await exporting
+
+
+def _names(fd: int) -> Path:
+    return Path(f"/proc/self/fd/{fd}").readlink()
+
+
+async def _jobs_so_far(tree: Tree) -> None:
+    """Return when what was asked of the other thread so far is done."""
+    await tree.files.stat("/")
