@@ -23,6 +23,13 @@ int loop_add(int fd, struct source *source, uint32_t events)
 	return -errno;
 }
 
+int loop_again(int fd, struct source *source, uint32_t events)
+{
+	struct epoll_event event = {.events = events, .data.ptr = source};
+
+	return epoll_ctl(worker.epoll, EPOLL_CTL_MOD, fd, &event) < 0 ? -errno : 0;
+}
+
 void loop_remove(int fd)
 {
 	epoll_ctl(worker.epoll, EPOLL_CTL_DEL, fd, NULL);
@@ -57,7 +64,8 @@ static void sift(size_t index, struct timer *timer)
 
 int timers_reserve(void)
 {
-	size_t need = worker.sandboxes + worker.execs + 4;
+	/* A sandbox has one of its own, and one of its leftovers'. */
+	size_t need = 2 * worker.sandboxes + worker.execs + 8;
 	struct timer **more;
 
 	if (need < heap_cap)

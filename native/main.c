@@ -26,7 +26,7 @@
 #include "spawner.h"
 #include "watchdog.h"
 
-#define EVENTS_PER_TURN 64
+#define EVENTS_PER_TURN 256
 
 struct worker worker = {
 	.epoll = -1,
@@ -126,16 +126,23 @@ static int open_home(void)
 	return worker.home_mounts < 0 || worker.home_network < 0 || worker.epoll < 0 ? -errno : 0;
 }
 
+/*
+ * Requests, reports and ends are dealt with at once; a stream is only put in line, for its share of
+ * what is read in each turn. So nobody's output keeps others from being served.
+ */
 static void turn(void)
 {
+	static bool more;
 	struct epoll_event events[EVENTS_PER_TURN];
-	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, timers_run());
+	int wait_ms = timers_run();
+	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, more ? 0 : wait_ms);
 
 	for (int i = 0; i < count; i++) {
 		struct source *source = events[i].data.ptr;
 
 		source->ready(source, events[i].events);
 	}
+	more = streams_turn();
 	execs_free_dead();
 	sandboxes_free_dead();
 }

@@ -46,6 +46,19 @@ struct timer {
 	void (*fire)(struct timer *timer);
 };
 
+/* In a ring; not in any while both are NULL. */
+struct link {
+	struct link *prev, *next;
+};
+
+/* Streams of one sandbox that have something to read, and take turns (output.c). */
+struct lane {
+	struct link link; /* in the ring of lanes, unless it is empty or has to wait */
+	struct link streams;
+	struct timer timer; /* until when it has to wait */
+	uint64_t tokens, counted_ns; /* of its bucket: bytes, and when they were counted */
+};
+
 struct limits {
 	uint64_t memory;
 	uint64_t cpu_milli;
@@ -90,12 +103,16 @@ struct sandbox {
 	struct source channel_source;
 	struct source pidfd_source;
 	struct timer timer;
+	struct lane running; /* streams of commands that run */
+	struct lane leftover; /* streams of what ended commands have left */
 	struct sandbox *dead; /* in the list of those to free */
 };
 
 struct stream {
 	struct source source;
 	struct exec *exec;
+	struct link link; /* in its lane, while there is something to read */
+	struct lane *lane;
 	int fd;
 	bool eof;
 	uint64_t total;
@@ -184,6 +201,8 @@ extern struct worker worker;
 
 /* --- loop.c --- */
 int loop_add(int fd, struct source *source, uint32_t events);
+/* Ask again after an event of a source that was added with EPOLLONESHOT. */
+int loop_again(int fd, struct source *source, uint32_t events);
 void loop_remove(int fd);
 /* Room for the timers of one sandbox or exec more. Returns 0 or -ENOMEM. */
 int timers_reserve(void);
@@ -334,10 +353,12 @@ int launch_measure(const char *path, uint64_t *durations, size_t count);
 
 /* --- output.c --- */
 int stream_open(struct stream *stream, struct exec *exec, int fd);
-/* Read what is there now; false once the stream has ended. */
-bool stream_drain(struct stream *stream);
+/* Read what is in it now and no more, however much is written meanwhile. */
+void stream_drain(struct stream *stream);
 int stream_spool(struct stream *stream);
 void stream_close(struct stream *stream);
+/* Read a little of those streams that have something; false if none has. */
+bool streams_turn(void);
 
 /* --- inspect.c --- */
 struct process {

@@ -1,0 +1,158 @@
+"""Output of one sandbox against everything else that a worker has to do.
+
+The worker is stopped while pipes and its socket fill, so that it finds all of it in one turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from coldframe.host.spawner import Execution, Started
+from coldframe.host.wire import Reason
+from tests.fixtures.native import Created, Native
+
+PIPE_BYTES = 65536
+
+
+@contextlib.contextmanager
+def _stopped_worker(native: Native) -> Iterator[None]:
+    (worker,) = native.spawner.pids
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[int, int]]:
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+async def _read(fd: int, count: int) -> None:
+    """Read as many bytes of a pipe, without holding the loop."""
+    async with asyncio.timeout(20):
+        while count:
+            count -= len(await asyncio.to_thread(os.read, fd, count))
+
+
+async def _writers(
+    native: Native, sandbox: Created, count: int, size: int, go: int, wrote: int
+) -> list[Execution]:
+    """Commands that write once when told so, then say so and stay."""
+    script = f"read x; head -c {size} /dev/zero; echo x >&9; sleep 100"
+    started = [
+        native.start(sandbox, "sh", "-c", script, stdin=go, extra=[(9, wrote)], want_started=True)
+        for _ in range(count)
+    ]
+    for execution in started:
+        assert execution.started is not None
+        await execution.started
+    return started
+
+
+async def test_request_is_answered_before_output_that_came_earlier(native: Native) -> None:
+    """A sandbox that floods its pipes would make every neighbour's command wait for them."""
+    sandbox = await native.create()
+    order: list[str] = []
+    async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write):
+        flooders = await _writers(native, sandbox, 10, PIPE_BYTES, go, wrote_write)
+        watched = [asyncio.ensure_future(native.spawner.watch(one, 0, 0)) for one in flooders]
+        for future in watched:
+            future.add_done_callback(lambda _: order.append("output"))
+        await native.spawner.stat()
+        with _stopped_worker(native):
+            os.write(go_write, b"x\n" * len(flooders))
+            await _read(wrote, 2 * len(flooders))
+            asked = asyncio.ensure_future(native.spawner.stat())
+            asked.add_done_callback(lambda _: order.append("stat"))
+            await asyncio.sleep(0)
+        await asyncio.gather(asked, *watched)
+
+    assert order[0] == "stat"
+
+
+async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native) -> None:
+    """Ten commands of one sandbox must not be read ten times as often as one of another."""
+    many, one = await native.create(), await native.create()
+    order: list[str] = []
+    async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write):
+        flooders = await _writers(native, many, 10, PIPE_BYTES, go, wrote_write)
+        async with _pipe() as (later, later_write):
+            (neighbour,) = await _writers(native, one, 1, 10, later, wrote_write)
+            watched = []
+            for name, execution in [*(("many", f) for f in flooders), ("one", neighbour)]:
+                future = asyncio.ensure_future(native.spawner.watch(execution, 0, 0))
+                future.add_done_callback(lambda _, name=name: order.append(name))
+                watched.append(future)
+            await native.spawner.stat()
+            with _stopped_worker(native):
+                os.write(go_write, b"x\n" * len(flooders))
+                await _read(wrote, 2 * len(flooders))
+                os.write(later_write, b"x\n")
+                await _read(wrote, 2)
+            await asyncio.gather(*watched)
+
+    assert order.index("one") <= 1
+
+
+async def test_end_takes_what_was_written_until_then_and_no_more(native: Native) -> None:
+    """A leftover that keeps writing could hold an end, and would add to its output."""
+    sandbox = await native.create()
+    script = "(read x; head -c 65536 /dev/zero; echo x >&9; exec cat /dev/zero) <&0 & read y <&8"
+    async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write), _pipe() as (end, stop):
+        execution = native.start(
+            sandbox,
+            "sh",
+            "-c",
+            script,
+            stdin=go,
+            extra=[(8, end), (9, wrote_write)],
+            want_started=True,
+        )
+        assert execution.started is not None
+        started: Started = await execution.started
+        with _stopped_worker(native):
+            os.write(go_write, b"x\n")
+            await _read(wrote, 2)
+            os.write(stop, b"x\n")
+            while Path(f"/proc/{started.host_pid}").exists():  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.005)
+        result = await execution.ended
+
+    assert (result.reason, result.stdout.total) == (Reason.EXIT, PIPE_BYTES)
+    assert len(result.leftovers) == 1
+    result.close()
+
+
+async def test_flood_of_leftovers_is_read_at_a_bounded_rate(native: Native) -> None:
+    """What nobody waits for any more must not take a core of the worker; nor be blocked for ever."""
+    sandbox = await native.create()
+    burst, rate = 2 << 20, 2 << 20
+    script = "cat /dev/zero & cat /dev/zero >&2 &"
+    began = time.monotonic()
+    execution = native.start(sandbox, "sh", "-c", script, spool_bytes=1 << 16)
+    end = await execution.ended
+    before = taken = end.stdout.total + end.stderr.total
+
+    async with asyncio.timeout(30):
+        while taken < before + burst + rate:
+            await asyncio.sleep(0.05)
+            spools = await native.spawner.output(execution)
+            taken = spools.progress.stdout_total + spools.progress.stderr_total
+            os.close(spools.stdout_fd)
+            os.close(spools.stderr_fd)
+
+    assert taken - before <= burst + rate * (time.monotonic() - began)
+    end.close()
