@@ -143,9 +143,9 @@ static void tell_watchers(struct exec *exec)
 
 void exec_progress(struct exec *exec)
 {
-	uint64_t most = exec->out.total > exec->err.total ? exec->out.total : exec->err.total;
+	uint64_t total = exec->out.total + exec->err.total;
 
-	if (exec->kill_bytes && most > exec->kill_bytes && !exec->ended && !exec->killed)
+	if (exec->kill_bytes && total > exec->kill_bytes && !exec->ended && !exec->killed)
 		exec_kill(exec, REASON_OUTPUT_LIMIT);
 	if (exec->watchers)
 		tell_watchers(exec);

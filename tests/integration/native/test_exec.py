@@ -247,6 +247,18 @@ async def test_exec_over_kill_limit_is_ended(native: Native) -> None:
     end.close()
 
 
+async def test_exec_over_kill_limit_by_both_streams_together_is_ended(native: Native) -> None:
+    """The limit is promised for what a command prints, wherever it prints it to."""
+    sandbox = await native.create()
+    script = "head -c 700000 /dev/zero; head -c 700000 /dev/zero >&2; sleep 100"
+
+    end = await native.sh(sandbox, script, kill_bytes=1 << 20, deadline_s=10)
+
+    assert end.reason is Reason.OUTPUT_LIMIT
+    assert max(end.stdout.total, end.stderr.total) < 1 << 20
+    end.close()
+
+
 async def test_exec_big_output_keeps_head_and_ring(native: Native) -> None:
     """Memory and disk are bounded; digest and total are of the whole."""
     sandbox = await native.create()
