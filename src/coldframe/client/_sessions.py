@@ -6,6 +6,9 @@ which is closed for the command itself. No prompt is scraped and nothing is put 
 what a command wrote is bounded by the totals that the node gives once the status is there, when
 the pipes have been drained.
 
+A program that took the shell's place (`exec`), or a shell that lost its status pipe, cannot
+report: the command then ends with it, or at its deadline.
+
 `command` keeps POSIX shells alive on syntax errors. At a deadline a trap makes the shell give up
 the rest of the command line before its children are killed: in dash and busybox by an expansion
 error, which `command` catches; in bash by `return` from a script that is read from descriptor 9
@@ -25,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from coldframe.client._core import between, kill_quietly
 from coldframe.client._requests import checked, encoded, exec_request
 from coldframe.client._windows import Window
-from coldframe.protocol.errors import InvalidRequestError, SessionEndedError
+from coldframe.protocol.errors import InvalidRequestError, SandboxStateError, SessionEndedError
 from coldframe.protocol.models import (
     MIB,
     ExecRequest,
@@ -41,9 +44,14 @@ if TYPE_CHECKING:
     from coldframe.client._core import ClientCore
     from coldframe.client._link import NodeLink
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 5.0
+"""How long a shell that runs may take to answer the first line; what takes longer is none."""
+
 GRACE_S = 2.0
 """How long a shell may take to report after its command was killed at the deadline."""
+
+KILL_S = 30.0
+"""How long the kernel may take to end what was killed."""
 
 SETTLE_S = 0.01
 """Output of longer commands is read while they run; 10 ms cannot overrun the spool."""
@@ -52,18 +60,21 @@ GIVE_UP_SIGNAL = 50
 """A real-time signal, so that a command's own traps are not in the way."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_READY = (
-    b"""{ \\command printf '%s %s %s\\n' NONCE 0 "${BASH_VERSION:+bash}" >&3; } 2>/dev/null\n"""
-)
+# Nothing here opens a path that the sandbox could have replaced, /dev/null least of all: it would
+# stand in every command's way. End of file is an empty here-document, where bash opens /dev/null
+# itself and gets one that has been read already. Traces (set -x) go where only the host reads.
+_READY = b"""{ \\command printf '%s %s %s\\n' NONCE 0 "${BASH_VERSION:+bash}" >&3; } 2>&3\n"""
 _TRAP = {
     b"bash": b"trap 'if [ \"${#FUNCNAME[@]}\" -gt 1 ]; then exit 137; else return 137; fi' 50\n",
-    b"": b"trap '{ : \"${coldframe_deadline:?}\"; } 2>/dev/null' 50\n",
+    b"": b"trap '{ : \"${coldframe_deadline:?}\"; } 2>&-' 50\n",
 }
-_REPORT = b"""{ \\command printf '%s %s\\n' NONCE "$?" >&3; } 2>/dev/null\n"""
+_REPORT = b"""{ \\command printf '%s %s\\n' NONCE "$?" >&3; } 2>&3\n"""
 _EVAL = {
-    b"bash": b"ENV \\command . /dev/fd/9 </dev/null 3>&- 9<<'NONCE'\n"
-    b"\\command eval COMMAND 9<&-\nNONCE\n",
-    b"": b"ENV \\command eval COMMAND </dev/null 3>&-\n",
+    b"bash": b"{ { \\command read -r _; } 2>&3\n%(before)s"
+    b"%(env)s\\command . /proc/self/fd/9 3>&- 9<<'%(nonce)s'\n"
+    b"\\command eval %(command)s 9<&-\n%(nonce)s\n"
+    b"} <<'%(nonce)s'\n\n%(nonce)s\n",
+    b"": b"%(before)s%(env)s\\command eval %(command)s 3>&- <<'%(nonce)s'\n%(nonce)s\n",
 }
 
 
@@ -83,6 +94,8 @@ class SessionCore:
         self._code = 0
         self._count = 0
         self._settled = True
+        self._deaf = False
+        """Whether nothing can report any more: the shell has ended, or is another program now."""
         self._end: asyncio.Task[ExecResult] | None = None
 
     async def start(self) -> None:
@@ -90,7 +103,7 @@ class SessionCore:
 
         Raises:
             NotExecutedError and its kin: there is no such shell, directory or user.
-            SessionEndedError: the program is not a POSIX shell.
+            SessionEndedError: it did not answer within `START_DEADLINE_S`: no POSIX shell.
         """
         await self._core.start(self._sandbox_id, self._request)
         link = await self._core.link()
@@ -106,8 +119,9 @@ class SessionCore:
             await self.kill()
             raise
         if answer is None:
+            silence = "ended" if self.ended else f"gave no answer within {START_DEADLINE_S:g} s"
             await self.kill()
-            raise SessionEndedError(f"{self._shell} did not answer: is it a POSIX shell?")
+            raise SessionEndedError(f"{self._shell} {silence}: is it a POSIX shell?")
         self._kind = b"bash" if b"bash" in answer else b""
         await link.write_stdin(self.operation_id, _TRAP[self._kind])
 
@@ -163,14 +177,18 @@ class SessionCore:
         command = encoded(request.command or b"")
         if b"\0" in command:
             raise InvalidRequestError("command: a NUL cannot stand in a command line")
-        settings = b" ".join(_assignment(name, value) for name, value in request.env.items())
+        settings = (_assignment(name, value) + b" " for name, value in request.env.items())
         # `$?` of the command before is what the user expects to find; the report has reset it.
         before = b""
         if self._code:
             before = b"case $- in *e*) ;; *) (exit %d) ;; esac\n" % self._code
-        script = _EVAL[self._kind].replace(b"NONCE", nonce).replace(b"ENV ", settings + b" ")
-        script = script.replace(b"COMMAND", _quoted(command))
-        return before + script.lstrip() + _REPORT.replace(b"NONCE", nonce)
+        script = _EVAL[self._kind] % {
+            b"nonce": nonce,
+            b"before": before,
+            b"env": b"".join(settings),
+            b"command": _quoted(command),
+        }
+        return script + _REPORT.replace(b"NONCE", nonce)
 
     async def _run(
         self, link: NodeLink, request: ExecRequest, text: bytes, nonce: bytes
@@ -189,13 +207,11 @@ class SessionCore:
                 reader = asyncio.ensure_future(self._follow(link, windows))
             left = None if late is None else max(0.0, tick + late - time.monotonic())
             deadline = not await _done(status, left)
-            if deadline:
-                await self._give_up(link, status)
-            answer = await status
+            answer = await (self._give_up(link, status) if deadline else status)
         except asyncio.CancelledError:
-            await self._give_up(link, status)
+            answer = await self._give_up(link, status)
             await _stop(reader)
-            await self._settle(link, await status, windows)
+            await self._settle(link, answer, windows)
             raise
         finally:
             await _stop(status, reader)
@@ -208,7 +224,7 @@ class SessionCore:
         """Take the output up to where the command ended, and know how the shell is."""
         if answer is None:
             assert self._end is not None
-            ended = await self._end
+            ended = self._end.result()
             totals = (ended.out.total_bytes, ended.err.total_bytes)
         else:
             self._code = int(answer)
@@ -217,14 +233,23 @@ class SessionCore:
         self._settled = True
 
     async def _answer(self, link: NodeLink, text: bytes, nonce: bytes) -> bytes | None:
+        """Run `text` and return what the shell reports; None once it has ended instead.
+
+        `exec PROGRAM` takes the shell's place and runs on: its end is the command's.
+        """
+        assert self._end is not None
         try:
             await link.write_stdin(self.operation_id, text)
+            answer = await self._status(link, nonce)
         except BrokenPipeError:
-            return None
-        return await self._status(link, nonce)
+            answer = None
+        if answer is None:
+            self._deaf = True
+            await asyncio.wait({self._end})
+        return answer
 
     async def _status(self, link: NodeLink, nonce: bytes) -> bytes | None:
-        """Return what the shell reports under `nonce`, or None when it has ended."""
+        """Return what the shell reports under `nonce`, or None when nothing reports any more."""
         assert self._end is not None
         while True:
             while b"\n" in self._pending:
@@ -263,16 +288,33 @@ class SessionCore:
                 windows[stream].add(chunk)
                 self._at[stream] = chunk.next_cursor
 
-    async def _give_up(self, link: NodeLink, status: asyncio.Task[bytes | None]) -> None:
-        """Stop the command; end the shell too if it does not come back."""
+    async def _give_up(self, link: NodeLink, status: asyncio.Task[bytes | None]) -> bytes | None:
+        """Stop the command; end the shell too if it does not come back.
+
+        Returns what `status` does.
+
+        Raises:
+            SandboxStateError: it cannot be ended.
+        """
         operation = self.operation_id
         give_up = time.monotonic() + GRACE_S
-        while time.monotonic() < give_up:
+        while not self._deaf and time.monotonic() < give_up:
             await link.signal(operation, GIVE_UP_SIGNAL, SignalScope.LEADER)
             await link.signal(operation, signals.SIGKILL, SignalScope.CHILDREN)
             if await _done(status, 0.1):
-                return
-        await link.signal(operation, signals.SIGKILL, SignalScope.TREE)
+                break
+        if not status.done():
+            await link.signal(operation, signals.SIGKILL, SignalScope.TREE)
+            await self._require_end(status)
+        return status.result()
+
+    async def _require_end(self, task: asyncio.Task[Any]) -> None:
+        """Wait for what ends with the shell, which has been killed."""
+        if not await _done(task, KILL_S):
+            raise SandboxStateError(
+                f"session {self.operation_id!r}: its shell did not end within {KILL_S:g} s of "
+                "its kill"
+            )
 
     def _result(
         self,
@@ -323,14 +365,14 @@ class SessionCore:
             await link.close_stdin(self.operation_id)
             if not await _done(self._end, GRACE_S):
                 await link.signal(self.operation_id, signals.SIGKILL, SignalScope.LEADER)
-            await asyncio.shield(self._end)
+                await self._require_end(self._end)
 
     async def kill(self) -> None:
         """Kill the shell and everything that it started."""
         if self._end is None:
             return
         await kill_quietly(await self._core.link(), self._sandbox_id, self.operation_id)
-        await asyncio.shield(self._end)
+        await self._require_end(self._end)
 
 
 async def _read_status(link: NodeLink, operation_id: str, cursor: int) -> OutputChunk:

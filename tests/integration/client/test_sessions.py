@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator
 
 import pytest
 
 from coldframe import (
+    AsyncSandbox,
     InvalidRequestError,
     NotExecutedError,
     Reason,
@@ -213,6 +215,73 @@ def test_session_program_that_is_no_shell_is_refused(sandbox: Sandbox) -> None:
         sandbox.session("/bin/true")
 
 
+def test_session_program_that_is_silent_is_refused_soon(sandbox: Sandbox) -> None:
+    """`cat` takes every line and answers none; the message says how long was waited."""
+    with pytest.raises(SessionEndedError, match=r"within 5 s: is it a POSIX shell"):
+        sandbox.session("/bin/cat")
+    assert sandbox.processes() == ()
+
+
+@pytest.mark.parametrize("command", ["exec sleep 70", "exec 3>&-; exec sleep 70"])
+def test_session_deadline_ends_what_took_the_shells_place(session: Session, command: str) -> None:
+    """Nothing reports any more then, but the deadline holds, and the output so far is there."""
+    result = session.exec(f"echo begun; {command}", deadline_s=0.5)
+
+    assert (result.reason, result.stdout) == (Reason.DEADLINE, b"begun\n")
+    assert session.ended is not None
+    with pytest.raises(SessionEndedError):
+        session.exec("true")
+
+
+def test_session_deadline_ends_a_shell_that_cannot_report(sandbox: Sandbox) -> None:
+    """dash needs a descriptor to report with; without one it waits for its next line for ever."""
+    session = sandbox.session("/bin/sh")
+    result = session.exec("echo begun; ulimit -n 3", deadline_s=0.5)
+
+    assert (result.reason, result.stdout) == (Reason.DEADLINE, b"begun\n")
+    assert session.ended is not None
+    assert sandbox.processes() == ()
+
+
+def test_session_program_in_the_shells_place_gives_its_code(session: Session) -> None:
+    """`exec make` is a way to end a shell: the code is the program's."""
+    result = session.exec("exec sh -c 'sleep 0.1; echo made; exit 6'")
+
+    assert (result.reason, result.exit_code, result.stdout) == (Reason.EXIT, 6, b"made\n")
+    assert session.ended is not None
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_session_cancelled_after_the_shell_was_replaced_ends(
+    async_sandbox: AsyncSandbox, shell: str
+) -> None:
+    """A cancelled rollout must not wait for what its agent left in the shell's place."""
+    session = await async_sandbox.session(shell)
+    running = asyncio.ensure_future(session.exec("exec sleep 70", deadline_s=None))
+    while [  # noqa: ASYNC110 (only the kernel knows)
+        process.name for process in await async_sandbox.processes()
+    ] != ["sleep"]:
+        await asyncio.sleep(0.01)
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await async_sandbox.processes() == ()
+
+
+def test_session_env_value_may_be_any_text(session: Session) -> None:
+    """What the session's own script is made of must not show through."""
+    text = "COMMAND NONCE ENV %(nonce)s %s"
+    assert session.exec('printf %s "$V"', env={"V": text}).stdout == text.encode()
+
+
+def test_session_trace_shows_the_commands_and_not_the_session(session: Session) -> None:
+    """`set -x` is for the user: how the session learns the code is not part of it."""
+    session.exec("set -x")
+    assert b"printf" not in session.exec("echo shown").stderr
+    assert b"+ echo shown\n" in session.exec("echo shown").stderr
+
+
 def test_session_dies_with_its_sandbox(sandbox: Sandbox) -> None:
     """A call in flight ends; the next one says why."""
     session = sandbox.session()
@@ -237,3 +306,24 @@ def test_session_in_busybox_behaves_alike(
         session.exec("sleep 60 &")
         session.kill()
         assert sandbox.processes() == ()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    "damage",
+    ["rm /dev/null; mkfifo /dev/null", "ln -sf /dev/tty /dev/null", "rm -rf /dev/null /dev/fd"],
+)
+def test_session_works_without_the_sandboxs_dev_null(
+    native_client: SandboxClient, shell: str, damage: str
+) -> None:
+    """An agent's `rm` or redirection must not cost the session, nor the verifier's one later."""
+    with native_client.create_sandbox("debian:bookworm") as sandbox:
+        with sandbox.session(shell) as session:
+            assert session.exec(damage).ok
+            assert session.exec("cat; x=kept; (exit 3)").exit_code == 3
+            assert session.exec("sleep 60; echo AFTER", deadline_s=0.3).reason is Reason.DEADLINE
+            assert session.exec("echo $x").stdout == b"kept\n"
+        with sandbox.session(shell) as session:
+            result = session.exec("cat; echo alive")
+            assert (result.stdout, result.stderr) == (b"alive\n", b"")
