@@ -31,6 +31,8 @@ static struct {
 	int fd;
 	bool alive;
 	struct source source;
+	int client; /* pidfd */
+	struct source client_source;
 	size_t have;
 	int fds[FDS_MAX];
 	unsigned fd_count;
@@ -38,7 +40,7 @@ static struct {
 	struct unsent *first, **last;
 	size_t unsent_bytes;
 	bool paused;
-} connection = {.fd = -1};
+} connection = {.fd = -1, .client = -1};
 
 static void arm(void)
 {
@@ -57,6 +59,9 @@ static void lose(void)
 	connection.alive = false;
 	loop_remove(connection.fd);
 	close_quietly(&connection.fd);
+	if (connection.client >= 0)
+		loop_remove(connection.client);
+	close_quietly(&connection.client);
 	for (unsigned i = 0; i < connection.fd_count; i++)
 		close(connection.fds[i]);
 	connection.fd_count = 0;
@@ -328,4 +333,18 @@ void connection_open(int fd)
 	connection.alive = true;
 	connection.source.ready = ready;
 	arm();
+}
+
+static void client_ended(struct source *source, uint32_t events)
+{
+	(void)source;
+	(void)events;
+	lose();
+}
+
+int connection_watch(int pidfd)
+{
+	connection.client = pidfd;
+	connection.client_source.ready = client_ended;
+	return loop_add(pidfd, &connection.client_source, EPOLLIN);
 }

@@ -16,7 +16,8 @@
 #define TEXT_MAX 65536u
 #define NAME_LENGTH_MAX 255u
 #define MEASURE_MAX 1000u
-#define STRINGS_MAX 65536u
+/* More than execve takes, as each costs it nine bytes of two MiB at least. */
+#define STRINGS_MAX (1u << 18)
 
 static char *argv_strings[STRINGS_MAX + 1];
 static char *env_strings[STRINGS_MAX + 1];
@@ -158,7 +159,7 @@ static void handle_hello(struct request *r)
 	const char *groups[8];
 	size_t group_count = 0;
 	uint64_t version = 0, flags = 0;
-	int layers = -1, spool = -1, program = -1, error = 0;
+	int layers = -1, spool = -1, program = -1, client = -1, error = 0;
 	struct field field;
 
 	EACH_FIELD(r, field)
@@ -175,6 +176,8 @@ static void handle_hello(struct request *r)
 			spool = take_fd(r, &field, 0);
 		else if (field.tag == TAG_SELF_FD)
 			program = take_fd(r, &field, 0);
+		else if (field.tag == TAG_CLIENT_FD)
+			client = take_fd(r, &field, 0);
 		else if (field.tag == TAG_CGROUP && group_count < ARRAY_LEN(groups))
 			groups[group_count++] = take_text(r, &field, TEXT_MAX);
 		else
@@ -208,6 +211,11 @@ static void handle_hello(struct request *r)
 	}
 	worker.spool = keep_fd(r, spool);
 	worker.program = keep_fd(r, program);
+	error = client < 0 ? 0 : connection_watch(keep_fd(r, client));
+	if (error) {
+		answer_error(r->frame->request, -error, "client", "");
+		return;
+	}
 	error = watchdog_start();
 	if (error) {
 		answer_error(r->frame->request, -error, "watchdog", "");
@@ -338,6 +346,14 @@ static char *take_string(struct request *r, const struct field *field)
 	return (char *)field->data;
 }
 
+static void add_string(struct request *r, const struct field *field, char **strings, size_t *count)
+{
+	if (*count < STRINGS_MAX)
+		strings[(*count)++] = take_string(r, field);
+	else
+		refuse(r, E2BIG, "too many arguments or variables");
+}
+
 /* As terminate, for the strings that are too many to be noted: each walk reads ahead. */
 static void terminate_strings(struct request *r)
 {
@@ -407,10 +423,10 @@ static void handle_exec(struct request *r)
 			take_exec_numbers(r, &field, &spec);
 		else if (field.tag == TAG_CWD)
 			spec.cwd = take_text(r, &field, TEXT_MAX);
-		else if (field.tag == TAG_ARG && argc < STRINGS_MAX)
-			argv_strings[argc++] = take_string(r, &field);
-		else if (field.tag == TAG_ENV && envc < STRINGS_MAX)
-			env_strings[envc++] = take_string(r, &field);
+		else if (field.tag == TAG_ARG)
+			add_string(r, &field, argv_strings, &argc);
+		else if (field.tag == TAG_ENV)
+			add_string(r, &field, env_strings, &envc);
 		else if (field.tag == TAG_GROUP && spec.group_count < GROUPS_MAX) {
 			group = 0;
 			take_numbers(r, &field, &group, 1);

@@ -218,6 +218,8 @@ int dup_cloexec(int fd);
 /* --- connection.c --- */
 void connection_open(int fd);
 bool connection_alive(void);
+/* The connection ends with this process, whoever else holds its socket. Takes the pidfd. */
+int connection_watch(int pidfd);
 /* Begin an answer in the shared buffer. Only one is built at a time. */
 struct builder *answer_begin(enum type type, uint64_t request);
 void answer_send(struct builder *b);

@@ -126,6 +126,7 @@ class Spawner:
         """
         program, self.program_sha256 = _sealed_program(self._config.binary)
         init, _ = _sealed_program(self._config.init_binary or self._config.binary)
+        client = os.pidfd_open(os.getpid())
         directories = [
             os.open(path, os.O_DIRECTORY | os.O_CLOEXEC)
             for path in (self._config.layers, self._config.spool)
@@ -134,12 +135,12 @@ class Spawner:
             for _ in range(self._config.workers):
                 self._workers.append(self._launch(program))
             for worker in self._workers:
-                await self._greet(worker, init, directories)
+                await self._greet(worker, init, client, directories)
         except BaseException:
             await self.close()
             raise
         finally:
-            close_all([program, init, *directories])
+            close_all([program, init, client, *directories])
 
     async def close(self) -> None:
         """End every worker, and with it (in process) every sandbox; wait until they have gone."""
@@ -325,7 +326,9 @@ class Spawner:
         worker = _Worker(process, Link(ours, on_event, on_lost))
         return worker
 
-    async def _greet(self, worker: _Worker, init: int, directories: Sequence[int]) -> None:
+    async def _greet(
+        self, worker: _Worker, init: int, client: int, directories: Sequence[int]
+    ) -> None:
         config = self._config
         flags = wire.HelloFlag.IN_PROCESS if config.in_process else 0
         fields: list[Field] = [
@@ -336,11 +339,16 @@ class Spawner:
             (Tag.SPOOL_FD, wire.U32.pack(1)),
             (Tag.SELF_FD, wire.U32.pack(2)),
         ]
+        descriptors = [*directories, init]
+        if config.in_process:
+            # A forked child may hold our end of the socket longer than we live.
+            fields.append((Tag.CLIENT_FD, wire.U32.pack(len(descriptors))))
+            descriptors.append(client)
         for name, path in config.cgroups.items():
             fields.append((Tag.CGROUP, name.encode() + b"=" + os.fsencode(path)))
         try:
             worker.features = await self._ask(
-                worker, Type.HELLO, fields, answers.decode_features, [*directories, init]
+                worker, Type.HELLO, fields, answers.decode_features, descriptors
             )
         except SpawnerFault as fault:
             raise CapabilityError(f"the native spawner cannot work here: {fault}") from fault

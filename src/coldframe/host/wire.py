@@ -56,6 +56,7 @@ class Tag(IntEnum):
     LAYERS_FD = 5
     SELF_FD = 6
     SPOOL_FD = 7
+    CLIENT_FD = 8
     SANDBOX = 10
     LAYER = 11
     UPPER_FD = 12

@@ -99,6 +99,21 @@ async def test_exec_that_cannot_start_names_the_step(
     assert (caught.value.stage, errno.errorcode[caught.value.errno]) == (stage, error)
 
 
+@pytest.mark.parametrize("count", [70_000, 230_000, 300_000])
+async def test_exec_with_very_many_arguments_is_for_the_kernel_to_judge(
+    native: Native, count: int
+) -> None:
+    """What a shell can pass must pass here; and more is too long, not a broken request."""
+    sandbox = await native.create()
+    try:
+        end = await native.run(sandbox, "sh", "-c", "echo $#", "sh", *[b""] * count)
+        outcome = end.stdout.data
+    except SpawnerFault as fault:
+        outcome = fault.errno
+
+    assert outcome == (errno.E2BIG if count > 250_000 else b"%d\n" % count)
+
+
 async def test_exec_searches_the_path_of_its_own_environment(native: Native) -> None:
     """The node's PATH says nothing about the image."""
     sandbox = await native.create()

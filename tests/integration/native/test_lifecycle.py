@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -256,6 +258,57 @@ async def _remove_cgroup(path: Path) -> None:
     async with asyncio.timeout(10):
         while not _try_to_remove(path):  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.01)
+
+
+_CLIENT_THAT_FORKS = """
+import asyncio, json, os, pathlib, signal, sys
+from tests.fixtures.native import running
+
+async def main():
+    native = await running(pathlib.Path(sys.argv[1])).__aenter__()
+    sandbox = await native.create()
+    native.start(sandbox, "sleep", "100")
+    await native.wait_for_names(sandbox, b"sleep")
+    child = os.fork()
+    if not child:
+        signal.pause()
+    bases = [str(base) for base in native.config.cgroups.values()]
+    told = {"worker": native.spawner.pids[0], "child": child, "bases": bases}
+    print(json.dumps(told), flush=True)
+    await asyncio.sleep(100)
+
+asyncio.run(main())
+"""
+
+
+async def test_client_killed_ends_its_workers_though_a_fork_of_it_holds_the_socket(
+    native_home: Path,
+) -> None:
+    """Data loaders fork; one that outlives its trainer must not keep sandboxes alive."""
+    client = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT_THAT_FORKS, str(native_home)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert client.stdout is not None
+    told = json.loads(await asyncio.to_thread(client.stdout.readline))
+    bases = [Path(base) for base in told["bases"]]
+    worker = os.pidfd_open(told["worker"])
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(worker, ended.set)
+    try:
+        client.kill()
+
+        await asyncio.wait_for(ended.wait(), 20)
+        assert [path for base in bases for path in base.iterdir() if path.is_dir()] == []
+        os.kill(told["child"], 0)
+    finally:
+        asyncio.get_running_loop().remove_reader(worker)
+        os.close(worker)
+        os.kill(told["child"], signal.SIGKILL)
+        await asyncio.to_thread(client.communicate)
+        for base in bases:
+            base.rmdir()
 
 
 async def test_close_in_the_middle_of_execs_leaves_nothing(native_home: Path) -> None:
