@@ -37,10 +37,11 @@ enum step {
 	STEP_SYS,
 	STEP_DEVPTS,
 	STEP_SHM,
+	STEP_SYSCTL,
+	STEP_PROBE,
 	STEP_ROOT,
 	STEP_DEV,
 	STEP_PIVOT,
-	STEP_SYSCTL,
 	STEP_MASK,
 	STEP_PRIVILEGES,
 	STEP_COUNT,
@@ -55,10 +56,11 @@ const char *const init_steps[] = {
 	[STEP_SYS] = "sys",
 	[STEP_DEVPTS] = "devpts",
 	[STEP_SHM] = "shm",
+	[STEP_SYSCTL] = "sysctl",
+	[STEP_PROBE] = "probe",
 	[STEP_ROOT] = "root",
 	[STEP_DEV] = "dev",
 	[STEP_PIVOT] = "pivot",
-	[STEP_SYSCTL] = "sysctl",
 	[STEP_MASK] = "mask",
 	[STEP_PRIVILEGES] = "privileges",
 };
@@ -221,38 +223,51 @@ static int cover(const char *path, const char *with)
  * what runtimes cover belongs to the host's root alone and is closed to ours without a cover,
  * which would cost time and memory: those are left out, but asked for each time.
  */
+static const struct {
+	int mount;
+	const char *path; /* below its mount, which lies at / plus its target */
+	const char *with;
+	int mode; /* covered if root here could do this to it */
+} masked[] = {
+	{MOUNT_PROC, "kcore", "/dev/null", R_OK},
+	{MOUNT_PROC, "keys", "/dev/null", R_OK},
+	{MOUNT_PROC, "timer_list", "/dev/null", R_OK},
+	{MOUNT_PROC, "latency_stats", "/dev/null", R_OK},
+	{MOUNT_PROC, "sched_debug", "/dev/null", R_OK},
+	{MOUNT_PROC, "kmsg", "/dev/null", R_OK},
+	{MOUNT_PROC, "kpageflags", "/dev/null", R_OK},
+	{MOUNT_PROC, "sysrq-trigger", "/dev/null", W_OK},
+	{MOUNT_PROC, "acpi", "/dev/.empty", R_OK},
+	{MOUNT_PROC, "asound", "/dev/.empty", R_OK},
+	{MOUNT_PROC, "scsi", "/dev/.empty", R_OK},
+	{MOUNT_SYS, "firmware", "/dev/.empty", R_OK},
+	{MOUNT_SYS, "devices/virtual/powercap", "/dev/.empty", R_OK},
+	{MOUNT_PROC, "bus", NULL, W_OK},
+	{MOUNT_PROC, "fs", NULL, W_OK},
+	{MOUNT_PROC, "irq", NULL, W_OK},
+	{MOUNT_PROC, "sys", NULL, F_OK},
+};
+static bool reachable[ARRAY_LEN(masked)];
+
+static int probe_masked(void)
+{
+	for (size_t i = 0; i < ARRAY_LEN(masked); i++)
+		reachable[i] = faccessat(mounts[masked[i].mount].fd, masked[i].path,
+					 masked[i].mode, 0) == 0;
+	return 0;
+}
+
 static int mask_paths(void)
 {
-	static const struct {
-		const char *path;
-		const char *with;
-		int mode; /* covered if root here could do this to it */
-	} masked[] = {
-		{"/proc/kcore", "/dev/null", R_OK},
-		{"/proc/keys", "/dev/null", R_OK},
-		{"/proc/timer_list", "/dev/null", R_OK},
-		{"/proc/latency_stats", "/dev/null", R_OK},
-		{"/proc/sched_debug", "/dev/null", R_OK},
-		{"/proc/kmsg", "/dev/null", R_OK},
-		{"/proc/kpageflags", "/dev/null", R_OK},
-		{"/proc/sysrq-trigger", "/dev/null", W_OK},
-		{"/proc/acpi", "/dev/.empty", R_OK},
-		{"/proc/asound", "/dev/.empty", R_OK},
-		{"/proc/scsi", "/dev/.empty", R_OK},
-		{"/sys/firmware", "/dev/.empty", R_OK},
-		{"/sys/devices/virtual/powercap", "/dev/.empty", R_OK},
-		{"/proc/bus", "/proc/bus", W_OK},
-		{"/proc/fs", "/proc/fs", W_OK},
-		{"/proc/irq", "/proc/irq", W_OK},
-		{"/proc/sys", "/proc/sys", F_OK},
-	};
-
 	for (size_t i = 0; i < ARRAY_LEN(masked); i++) {
+		char path[64];
 		int error;
 
-		if (faccessat(AT_FDCWD, masked[i].path, masked[i].mode, 0) < 0)
+		if (!reachable[i])
 			continue;
-		error = cover(masked[i].path, masked[i].with);
+		snprintf(path, sizeof(path), "/%s/%s", mounts[masked[i].mount].target,
+			 masked[i].path);
+		error = cover(path, masked[i].with ? masked[i].with : path);
 		if (error < 0)
 			return error;
 	}
@@ -263,7 +278,7 @@ static int mask_paths(void)
 static int set_sysctls(void)
 {
 	/* No user namespace below this one: it would bring back every capability. */
-	return write_file_at(AT_FDCWD, "/proc/sys/user/max_user_namespaces", "0");
+	return write_file_at(mounts[MOUNT_PROC].fd, "sys/user/max_user_namespaces", "0");
 }
 
 static int drop_privileges(void)
@@ -314,6 +329,8 @@ static int run_step(enum step step, int root, int dev)
 		return pivot();
 	case STEP_SYSCTL:
 		return set_sysctls();
+	case STEP_PROBE:
+		return probe_masked();
 	case STEP_MASK:
 		return mask_paths();
 	case STEP_PRIVILEGES:

@@ -284,6 +284,36 @@ failed:
 	return error;
 }
 
+/*
+ * One made ahead when there was nothing else to do. Its files belong to 0 of whoever it is
+ * idmapped to; before Linux 6.3 tmpfs cannot be idmapped, and each is made when it is needed.
+ */
+static int spare_dev = -1;
+static bool no_spare_dev;
+
+static void keep_spare_dev(void)
+{
+	if (spare_dev < 0 && !no_spare_dev)
+		spare_dev = make_dev();
+}
+
+static int take_dev(int userns, uint32_t id_base)
+{
+	int dev = spare_dev;
+
+	spare_dev = -1;
+	if (dev >= 0) {
+		if (idmap(dev, userns) == 0)
+			return dev;
+		no_spare_dev = true;
+		close_quietly(&dev);
+	}
+	act_as(id_base);
+	dev = make_dev();
+	act_as(0);
+	return dev;
+}
+
 bool injected(const char *wanted, const char *step)
 {
 	return wanted && strcmp(wanted, step) == 0;
@@ -331,13 +361,12 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int 
 	act_as(id_base);
 	*root = make_root(spec, userns, &parts, stage);
 	error = *root < 0 ? *root : check_root(spec, *root, stage);
-	if (!error) {
-		*stage = "devices";
-		*dev = injected(spec->inject, *stage) ? -EIO : make_dev();
-		error = *dev < 0 ? *dev : 0;
-	}
 	act_as(0);
-	return error;
+	if (error)
+		return error;
+	*stage = "devices";
+	*dev = injected(spec->inject, *stage) ? -EIO : take_dev(userns, id_base);
+	return *dev < 0 ? *dev : 0;
 }
 
 #define LATER_MAX 64u
@@ -346,6 +375,10 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int 
 static int later[LATER_MAX];
 static unsigned later_count;
 static struct timer later_timer;
+static bool later_set;
+
+/* So long after a create, its first command is mostly over. */
+#define LATER_NS (3 * NS_PER_MS)
 
 static void close_mounts(unsigned keep)
 {
@@ -360,7 +393,9 @@ static void close_mounts(unsigned keep)
 static void later_fired(struct timer *timer)
 {
 	(void)timer;
+	later_set = false;
 	close_mounts(0);
+	keep_spare_dev();
 }
 
 static void close_later(int *mount)
@@ -383,6 +418,7 @@ void rootfs_release(bool at_once)
 	later_timer.fire = later_fired;
 	if (at_once)
 		close_mounts(0);
-	else
-		timer_set(&later_timer, clock_ns(CLOCK_MONOTONIC) + 10 * NS_PER_MS);
+	else if (!later_set)
+		timer_set(&later_timer, clock_ns(CLOCK_MONOTONIC) + LATER_NS);
+	later_set = later_set || !at_once;
 }
