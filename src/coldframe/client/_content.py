@@ -60,7 +60,9 @@ def sync_pieces(content: object) -> Iterator[bytes]:
         for piece in content:
             yield checked_piece(piece)
     else:
-        raise InvalidRequestError(f"cannot write a {type(content).__name__}: not bytes or text")
+        raise InvalidRequestError(
+            f"content: cannot write a {type(content).__name__}: not bytes or text"
+        )
 
 
 async def pieces_of(data: bytes) -> AsyncIterator[bytes]:

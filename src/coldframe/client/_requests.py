@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import signal as signals
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import ValidationError
 
+from coldframe.client._arguments import check_options
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
-from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec, _Model
+from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec, SignalScope, _Model
 
 Command: TypeAlias = str | bytes | Sequence[str | bytes]
 """Text is a command line for the shell; a list is argv and is never joined."""
@@ -19,6 +21,7 @@ Pty: TypeAlias = PtySize | tuple[int, int] | bool | None
 """A terminal's size as (rows, cols); True is 24 × 80."""
 
 Env: TypeAlias = Mapping[str, str | None] | Mapping[str, str]
+
 
 M = TypeVar("M", bound=_Model)
 
@@ -50,6 +53,12 @@ class ExecOptions(TypedDict, total=False):
     """The same id again gives the first result and runs nothing."""
     expected_version: int | None
     """Refuse with ConflictError if the sandbox has another version."""
+
+
+class _Request(ExecOptions):
+    command: Command
+    stdin_open: bool
+    status_pipe: bool
 
 
 def checked(model: type[M], values: Mapping[str, Any]) -> M:
@@ -87,12 +96,21 @@ def exec_request(
     """Make a request; it always carries an operation id, so that it can be cancelled by it.
 
     Raises:
-        InvalidRequestError: a value is out of range.
+        InvalidRequestError: a value is out of range, or of another type.
         TypeError: there is no such option.
     """
-    unknown = options.keys() - ExecRequest.model_fields.keys()
-    if unknown:
-        raise TypeError(f"exec has no option {sorted(unknown)[0]!r}")
+    check_options(
+        _Request,
+        {
+            **options,
+            "command": command,
+            "stdin_open": stdin_open,
+            "stdin": stdin,
+            "env": env,
+            "pty": pty,
+            "operation_id": operation_id,
+        },
+    )
     if isinstance(command, str | bytes):
         options["command"] = command
     else:
@@ -122,6 +140,35 @@ def _pty_size(pty: PtySize | tuple[int, int] | bool) -> PtySize:
 def encoded(text: str | bytes) -> bytes:
     """Return bytes as they are, text as UTF-8 with surrogate escapes."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+def check_codec(encoding: str, errors: str) -> None:
+    """Refuse what Python cannot decode with, before anything is read.
+
+    Raises:
+        InvalidRequestError: there is no such encoding or error handler.
+    """
+    for name, known, value in (
+        ("encoding", codecs.lookup, encoding),
+        ("errors", codecs.lookup_error, errors),
+    ):
+        try:
+            known(value)
+        except (LookupError, ValueError):
+            raise InvalidRequestError(f"{name}: there is no {value!r}") from None
+
+
+def signal_scope(scope: SignalScope | str) -> SignalScope:
+    """Return the scope of that name.
+
+    Raises:
+        InvalidRequestError: there is no such scope.
+    """
+    try:
+        return SignalScope(scope)
+    except ValueError:
+        known = ", ".join(SignalScope)
+        raise InvalidRequestError(f"scope: {scope!r} is none of {known}") from None
 
 
 def signal_number(signal: int | str) -> int:

@@ -35,6 +35,8 @@ from coldframe.protocol.models import FileEntry, FileStat
 
 T = TypeVar("T")
 
+_LAST_OFFSET = (1 << 63) - 1
+
 
 class RootFiles:
     """Files of one sandbox. Usable until `close`; then every call raises SandboxGoneError."""
@@ -85,17 +87,20 @@ class RootFiles:
     async def read(
         self, path: str | bytes, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]:
-        if offset < 0 or (length is not None and length < 0):
-            raise InvalidRequestError("offset and length must not be negative")
+        if not 0 <= offset <= _LAST_OFFSET:
+            raise InvalidRequestError(f"offset {offset} is not in 0..{_LAST_OFFSET}")
+        if length is not None and length < 0:
+            raise InvalidRequestError(f"length {length} is negative")
         raw = path_bytes(path)
         with self._held():
             fd = await self._job(None, fileops.open_file, self._tree, raw, undo=os.close)
             jobs = _InTurn(self, None)
             try:
-                at, end = offset, None if length is None else offset + length
-                while end is None or at < end:
-                    size = fileops.PIECE_BYTES if end is None else end - at
-                    piece = await jobs.run(fileops.read_piece, fd, raw, at, size)
+                at, end = offset, _LAST_OFFSET
+                if length is not None:
+                    end = min(end, offset + length)
+                while at < end:
+                    piece = await jobs.run(fileops.read_piece, fd, raw, at, end - at)
                     if not piece:
                         return
                     at += len(piece)

@@ -46,8 +46,10 @@ def path_bytes(path: str | bytes) -> bytes:
     """Return an absolute path's bytes.
 
     Raises:
-        InvalidRequestError: empty, relative, or with a NUL.
+        InvalidRequestError: empty, relative, with a NUL, or no path at all.
     """
+    if not isinstance(path, str | bytes):
+        raise InvalidRequestError(f"path {path!r} is neither text nor bytes")
     raw = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
     if not raw.startswith(b"/"):
         raise InvalidRequestError(f"path {path!r} is not absolute")

@@ -52,7 +52,7 @@ def check_operation_id(operation_id: str) -> str:
     Raises:
         InvalidRequestError: empty, over 128 characters, or with other than [A-Za-z0-9._:-].
     """
-    if _OPERATION.fullmatch(operation_id) is None:
+    if not isinstance(operation_id, str) or _OPERATION.fullmatch(operation_id) is None:
         raise InvalidRequestError(
             f"operation id {operation_id!r}: 1 to 128 characters of [A-Za-z0-9._:-]"
         )

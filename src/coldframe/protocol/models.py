@@ -23,6 +23,12 @@ class _Model(BaseModel):
     )
 
 
+# What a caller asks for is taken as it is: True is no number of seconds, "2" no processors.
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
 # --- sandboxes ------------------------------------------------------------------------
 
 
@@ -43,25 +49,25 @@ class SandboxSpec(_Model):
     """What a caller asks for. Every default is a limit that is enforced."""
 
     image: str
-    cpu: float = Field(default=4.0, ge=0.01, le=4096)
-    memory_bytes: int = Field(default=4 * GIB, ge=4 * MIB, le=1 << 50)
-    pids: int = Field(default=1024, ge=4, le=1 << 22)
-    disk_bytes: int | None = Field(default=None, ge=MIB, le=1 << 50)
+    cpu: Number = Field(default=4.0, ge=0.01, le=4096)
+    memory_bytes: Whole = Field(default=4 * GIB, ge=4 * MIB, le=1 << 50)
+    pids: Whole = Field(default=1024, ge=4, le=1 << 22)
+    disk_bytes: Whole | None = Field(default=None, ge=MIB, le=1 << 50)
     """Limit on what the sandbox may write; None: what the store has.
 
     Refused by a store that cannot enforce it.
     """
-    shm_bytes: int = Field(default=GIB, ge=MIB, le=1 << 40)
+    shm_bytes: Whole = Field(default=GIB, ge=MIB, le=1 << 40)
     env: dict[str, str] = Field(default_factory=dict)
     workdir: str | None = None
     """None: the image's."""
-    user: str | int | None = None
+    user: str | Whole | None = None
     """Name or id, optionally `user:group`; None: the image's."""
     labels: dict[str, str] = Field(default_factory=dict)
-    ttl_s: float | None = Field(default=7200.0, gt=0, le=10 * 365 * 86400)
+    ttl_s: Number | None = Field(default=7200.0, gt=0, le=10 * 365 * 86400)
     """Lease: the sandbox is deleted this long after its creation or last renewal; None: never."""
     name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")
-    no_new_privileges: bool = False
+    no_new_privileges: Flag = False
     network: NetworkPolicy = NetworkPolicy()
     """What it may reach; the default: nothing but itself."""
 
@@ -134,8 +140,8 @@ class Reason(StrEnum):
 class PtySize(_Model):
     """A terminal's size in characters."""
 
-    rows: Annotated[int, Field(ge=1, le=65535)] = 24
-    cols: Annotated[int, Field(ge=1, le=65535)] = 80
+    rows: Annotated[Whole, Field(ge=1, le=65535)] = 24
+    cols: Annotated[Whole, Field(ge=1, le=65535)] = 80
 
 
 Argument = Annotated[str | bytes, Field(union_mode="left_to_right")]
@@ -155,29 +161,29 @@ class ExecRequest(_Model):
     """None: the sandbox's workdir."""
     env: dict[Argument, Argument | None] = Field(default_factory=dict)
     """Merged over the sandbox's; a null value removes."""
-    user: str | int | None = None
+    user: str | Whole | None = None
     """Name or id, optionally `user:group`; None: the sandbox's."""
     stdin: bytes | None = None
     """What the command reads; None: end of file at once."""
-    stdin_open: bool = False
+    stdin_open: Flag = False
     """Keep stdin open for `write_stdin`; `stdin` is then written first."""
-    deadline_s: float | None = Field(default=300.0, gt=0, le=10 * 365 * 86400)
+    deadline_s: Number | None = Field(default=300.0, gt=0, le=10 * 365 * 86400)
     """The whole tree is killed after this long; None: never."""
-    window_bytes: int = Field(default=MIB, ge=0, le=64 * MIB)
+    window_bytes: Whole = Field(default=MIB, ge=0, le=64 * MIB)
     """Per stream, how much the result carries: head and tail, half each."""
-    spool_bytes: int = Field(default=64 * MIB, ge=8192, le=1 << 40)
+    spool_bytes: Whole = Field(default=64 * MIB, ge=8192, le=1 << 40)
     """Per stream, how much is kept on the node: head and tail, half each."""
-    kill_bytes: int | None = Field(default=None, ge=1)
+    kill_bytes: Whole | None = Field(default=None, ge=1)
     """Kill the command when stdout and stderr together exceed this; None: never."""
     pty: PtySize | None = None
     """Run on a terminal of the sandbox's; stdout holds everything, stderr is empty."""
-    status_pipe: bool = False
+    status_pipe: Flag = False
     """Give the command, as its descriptor 3, the writing end of a pipe that is neither stdout nor
     stderr. What is written there is the stream `status`, read with `RunningExec.read`. Sessions
     learn exit codes by it. Not counted in output limits, totals or digests; kept to its last MiB.
     """
     operation_id: str | None = None
-    expected_version: int | None = None
+    expected_version: Whole | None = None
 
     @model_validator(mode="after")
     def _one_command(self) -> ExecRequest:

@@ -259,6 +259,8 @@ def network_policy(value: NetworkLike) -> NetworkPolicy:
     if isinstance(value, NetworkPolicy):
         return value
     texts = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError("network: rules are text")
     try:
         return NetworkPolicy.parse(*texts)
     except ValueError as error:

@@ -145,6 +145,23 @@ async def test_read_range_gives_exactly_that_range(tree: Tree) -> None:
         await read(tree, "/big", offset=-1)
 
 
+async def test_read_beyond_what_the_kernel_counts_is_typed(tree: Tree) -> None:
+    """An OverflowError from a thread says nothing about the request."""
+    await tree.files.write("/f", pieces(b"content"))
+
+    with pytest.raises(InvalidRequestError, match="offset"):
+        await read(tree, "/f", offset=1 << 70)
+    assert await read(tree, "/f", offset=(1 << 63) - 1) == b""
+    assert await read(tree, "/f", offset=3, length=1 << 70) == b"tent"
+
+
+@pytest.mark.parametrize("path", [None, 5, ["/f"]])
+async def test_path_of_another_type_is_typed(tree: Tree, path: Any) -> None:
+    """Who drives the node directly gets the same clear answer."""
+    with pytest.raises(InvalidRequestError, match="neither text nor bytes"):
+        await read(tree, path)
+
+
 async def test_list_describes_entries_in_the_sandboxes_ids(tree: Tree) -> None:
     """Names are bytes: not every name is text."""
     await tree.files.write(b"/dir/\xff\n", pieces(b"12"), mode=0o640, owner=(7, 8))

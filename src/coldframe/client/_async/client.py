@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from coldframe.client._arguments import typed_arguments, typed_methods
 from coldframe.client._async.sandbox import AsyncSandbox
 from coldframe.client._core import ClientCore
+from coldframe.client._link import NodeOpener
 from coldframe.client._open import in_process
 from coldframe.client._requests import sandbox_spec
 from coldframe.client._runner import AsyncRunner
 from coldframe.protocol.models import GIB, Capabilities, Ledger
 from coldframe.protocol.network import NetworkLike, network_policy
 
-if TYPE_CHECKING:
-    from coldframe.client._link import NodeOpener
 
-
+@typed_methods
 class AsyncSandboxClient:
     """Makes and finds sandboxes. Runs a node in this process, opened on the first use.
 
@@ -27,6 +27,7 @@ class AsyncSandboxClient:
     may use one client. A forked process opens one of its own (ClientClosedError otherwise).
     """
 
+    @typed_arguments
     def __init__(
         self,
         *,

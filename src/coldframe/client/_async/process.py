@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from coldframe.client._requests import encoded, signal_number
+from coldframe.client._arguments import typed_methods
+from coldframe.client._requests import encoded, signal_number, signal_scope
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import MIB, ExecResult, OutputChunk, SignalScope, Stream
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from coldframe.client._runner import AsyncRunner
 
 
+@typed_methods
 class AsyncProcess:
     """A command in the background, running or ended, known by its operation id.
 
@@ -82,9 +84,11 @@ class AsyncProcess:
         Args:
             signal: 15, `TERM` or `SIGTERM`.
             scope: `leader`, `group`, `tree` (daemonised ones too) or `children`.
+        Raises:
+            InvalidRequestError: there is no such signal, or no such scope.
         """
         number = signal_number(signal)
-        where = SignalScope(scope)
+        where = signal_scope(scope)
         return await self._runner.run(self._core.signal(self.operation_id, number, where))
 
     async def kill(self) -> ExecResult:

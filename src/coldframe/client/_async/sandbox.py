@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from coldframe.client._arguments import typed_methods
 from coldframe.client._async.files import AsyncFiles
 from coldframe.client._async.process import AsyncOutputStream, AsyncProcess
 from coldframe.client._async.session import AsyncSession
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from coldframe.client._runner import AsyncConnection, AsyncRunner
 
 
+@typed_methods
 class AsyncSandbox:
     """One sandbox. Leaving its `with` block deletes it."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from coldframe.client._arguments import typed_methods
 from coldframe.protocol.models import ExecResult
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from coldframe.client._sessions import SessionCore
 
 
+@typed_methods
 class AsyncSession:
     """A shell that lives on: `cd`, variables, functions and traps persist between commands.
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from coldframe.client._arguments import typed_arguments, typed_methods
 from coldframe.client._core import ClientCore
+from coldframe.client._link import NodeOpener
 from coldframe.client._open import in_process
 from coldframe.client._portal import Portal
 from coldframe.client._requests import sandbox_spec
@@ -16,10 +18,8 @@ from coldframe.client._sync.sandbox import Sandbox
 from coldframe.protocol.models import GIB, Capabilities, Ledger
 from coldframe.protocol.network import NetworkLike, network_policy
 
-if TYPE_CHECKING:
-    from coldframe.client._link import NodeOpener
 
-
+@typed_methods
 class SandboxClient:
     """Makes and finds sandboxes. Runs a node in this process, opened on the first use.
 
@@ -28,6 +28,7 @@ class SandboxClient:
     may use one client. A forked process opens one of its own (ClientClosedError otherwise).
     """
 
+    @typed_arguments
     def __init__(
         self,
         *,

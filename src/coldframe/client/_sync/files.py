@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldframe.client import _transfer as transfer
+from coldframe.client._arguments import typed_methods
 from coldframe.client._content import Content
+from coldframe.client._requests import check_codec
 from coldframe.protocol.models import GIB, MIB, FileEntry, FileStat
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 Owner = tuple[int, int] | None
 
 
+@typed_methods
 class Files:
     """Files of one sandbox. Paths are absolute in it, text or bytes; links stay inside it.
 
@@ -50,6 +53,7 @@ class Files:
         self, path: str | bytes, *, encoding: str = "utf-8", errors: str = "strict"
     ) -> str:
         """Return a file's content as text. Raises UnicodeDecodeError if it is not."""
+        check_codec(encoding, errors)
         return (self.read(path)).decode(encoding, errors)
 
     def iterate(

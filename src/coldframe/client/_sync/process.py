@@ -7,7 +7,8 @@ from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from coldframe.client._requests import encoded, signal_number
+from coldframe.client._arguments import typed_methods
+from coldframe.client._requests import encoded, signal_number, signal_scope
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import MIB, ExecResult, OutputChunk, SignalScope, Stream
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from coldframe.client._portal import Portal
 
 
+@typed_methods
 class Process:
     """A command in the background, running or ended, known by its operation id.
 
@@ -81,9 +83,11 @@ class Process:
         Args:
             signal: 15, `TERM` or `SIGTERM`.
             scope: `leader`, `group`, `tree` (daemonised ones too) or `children`.
+        Raises:
+            InvalidRequestError: there is no such signal, or no such scope.
         """
         number = signal_number(signal)
-        where = SignalScope(scope)
+        where = signal_scope(scope)
         return self._portal.run(self._core.signal(self.operation_id, number, where))
 
     def kill(self) -> ExecResult:

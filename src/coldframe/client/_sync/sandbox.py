@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from coldframe.client._arguments import typed_methods
 from coldframe.client._core import Streaming
 from coldframe.client._inside import SandboxCore
 from coldframe.client._patching import Patched, apply_patch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from coldframe.client._portal import Connection, Portal
 
 
+@typed_methods
 class Sandbox:
     """One sandbox. Leaving its `with` block deletes it."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from coldframe.client._arguments import typed_methods
 from coldframe.protocol.models import ExecResult
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from coldframe.client._sessions import SessionCore
 
 
+@typed_methods
 class Session:
     """A shell that lives on: `cd`, variables, functions and traps persist between commands.
 
