@@ -24,6 +24,8 @@
 
 static int own_mounts = -1; /* our small mount namespace */
 
+static void keep_spare_dev(void);
+
 static int new_mount(int fs, unsigned attributes)
 {
 	int mount;
@@ -80,6 +82,7 @@ int rootfs_prepare(int layers)
 	worker.layers = open("/layers", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	worker.proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	own_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	keep_spare_dev();
 	return worker.layers < 0 || worker.proc < 0 || own_mounts < 0 ? -errno : 0;
 }
 
@@ -416,9 +419,11 @@ void rootfs_release(bool at_once)
 	close_later(&parts.upper);
 	close_later(&parts.layers);
 	later_timer.fire = later_fired;
-	if (at_once)
+	if (at_once) {
 		close_mounts(0);
-	else if (!later_set)
+		keep_spare_dev();
+	} else if (!later_set) {
 		timer_set(&later_timer, clock_ns(CLOCK_MONOTONIC) + LATER_NS);
+	}
 	later_set = later_set || !at_once;
 }

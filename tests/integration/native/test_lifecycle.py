@@ -164,14 +164,14 @@ async def test_worker_survives_execs_into_a_full_sandbox(native: Native) -> None
     await native.sh(sandbox, "dd if=/dev/zero of=/dev/shm/full bs=64k count=1000")
 
     ended = []
-    for _ in range(30):
+    for _ in range(8):
         try:
             ended.append((await native.run(sandbox, "probe", "grow", "8", deadline_s=10)).reason)
         except SpawnerFault as fault:
             # No memory for a helper, or its pid 1 was the victim: both are the sandbox's end.
             ended.append(fault.stage)
 
-    assert len(ended) == 30
+    assert len(ended) == 8
     assert native.lost == []
     other = await native.create()
     assert (await native.sh(other, "echo fine")).stdout.data == b"fine\n"

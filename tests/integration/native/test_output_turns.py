@@ -77,7 +77,8 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
             await _read(wrote, 2 * len(flooders))
             asked = asyncio.ensure_future(native.spawner.stat())
             asked.add_done_callback(lambda _: order.append("stat"))
-            await asyncio.sleep(0)
+            for _ in range(5):  # until each of its tasks has sent its request
+                await asyncio.sleep(0)
         await asyncio.gather(asked, *watched)
 
     assert order[0] == "stat"
