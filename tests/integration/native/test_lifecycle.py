@@ -285,7 +285,7 @@ async def test_client_killed_ends_its_workers_though_a_fork_of_it_holds_the_sock
     native_home: Path,
 ) -> None:
     """Data loaders fork; one that outlives its trainer must not keep sandboxes alive."""
-    client = subprocess.Popen(
+    client = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", _CLIENT_THAT_FORKS, str(native_home)],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[3],
@@ -341,6 +341,47 @@ async def test_idle_sandbox_costs_five_descriptors_at_most(native: Native) -> No
 
 def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
+
+
+_CLIENT_WITH_FEW_DESCRIPTORS = """
+import asyncio, pathlib, resource, sys
+from coldframe.host.spawner import SpawnerFault
+from tests.fixtures.native import running
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    async with running(pathlib.Path(sys.argv[1])) as native:
+        greedy, neighbour = await native.create(), await native.create()
+        for _ in range(64):
+            assert (await native.sh(greedy, "sleep 1000 &")).code == 0
+        try:
+            await native.run(greedy, "true")
+        except SpawnerFault as fault:
+            print(fault.errno, fault.stage)
+        print((await native.run(neighbour, "true")).code)
+        print(await native.spawner.kill_all(greedy.sandbox_id))
+        print((await native.run(greedy, "true")).code)
+
+asyncio.run(main())
+"""
+
+
+async def test_sandbox_with_very_many_leftovers_is_refused_and_its_neighbours_are_not(
+    native_home: Path,
+) -> None:
+    """Each takes descriptors of the worker; without a budget a neighbour's command pays for them."""
+    client = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _CLIENT_WITH_FEW_DESCRIPTORS,
+        str(native_home),
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    told, _ = await client.communicate()
+
+    assert told.decode().splitlines() == [f"{errno.EAGAIN} execs", "0", "64", "0"]
+    assert client.returncode == 0
 
 
 async def test_remove_tree_of_hostile_names_and_depth(native: Native, tmp_path: Path) -> None:

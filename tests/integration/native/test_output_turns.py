@@ -81,7 +81,7 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
                 await asyncio.sleep(0)
         await asyncio.gather(asked, *watched)
 
-    assert order[0] == "stat"
+    assert order[0] == "request"
 
 
 async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native) -> None:
@@ -138,7 +138,7 @@ async def test_end_takes_what_was_written_until_then_and_no_more(native: Native)
 
 
 async def test_flood_of_leftovers_is_read_at_a_bounded_rate(native: Native) -> None:
-    """What nobody waits for any more must not take a core of the worker; nor be blocked for ever."""
+    """What nobody waits for any more must take no core of the worker, nor be blocked for ever."""
     sandbox = await native.create()
     burst, rate = 2 << 20, 2 << 20
     script = "cat /dev/zero & cat /dev/zero >&2 &"
