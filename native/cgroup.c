@@ -377,27 +377,28 @@ int cgroup_exec_watch(const struct exec *exec)
 	return watch < 0 ? -errno : watch;
 }
 
+struct pids {
+	void (*each)(pid_t pid, void *context);
+	void *context;
+};
+
+static void one_pid(uint64_t value, void *context)
+{
+	const struct pids *pids = context;
+
+	/* 0 stands for a process of another pid namespace; there are none of those here. */
+	if (value && pids->each)
+		pids->each((pid_t)value, pids->context);
+}
+
 unsigned cgroup_pids(const struct sandbox *sandbox, const char *cgroup,
 		     void (*each)(pid_t pid, void *context), void *context)
 {
-	static char text[64 << 10];
+	struct pids pids = {each, context};
+	auto_close int fd = -1;
 	char path[64];
-	unsigned count = 0;
-	const char *at = text;
 
 	snprintf(path, sizeof(path), "%s/cgroup.procs", cgroup);
-	if (read_file_at(sandbox->cgroup, path, text, sizeof(text)) <= 0)
-		return 0;
-	for (;;) {
-		uint64_t pid;
-
-		at = parse_number(at, &pid);
-		if (!at)
-			return count;
-		count++;
-		/* 0 stands for a process of another pid namespace; there are none of those here. */
-		if (pid && each)
-			each((pid_t)pid, context);
-		at += *at == '\n';
-	}
+	fd = openat(sandbox->cgroup, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	return fd < 0 ? 0 : each_number(fd, one_pid, &pids);
 }

@@ -22,6 +22,10 @@
 #define BUCKETS 1024u
 #define DEVPTS_MAGIC 0x1cd1
 #define DEATH_TRIES 200u
+/* Of one sandbox, running or with leftovers; and how many descriptors each may take. */
+#define EXECS_MAX 1024u
+#define EXECS_ALWAYS 64u
+#define EXEC_FILES 4u
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
@@ -54,6 +58,7 @@ static void list(struct exec *exec)
 	exec->sibling = exec->sandbox->execs;
 	exec->sandbox->execs = exec;
 	exec->listed = true;
+	exec->sandbox->exec_count++;
 	worker.execs++;
 }
 
@@ -73,6 +78,7 @@ static void forget(struct exec *exec)
 		;
 	*link = exec->sibling;
 	exec->listed = false;
+	exec->sandbox->exec_count--;
 	worker.execs--;
 	timer_cancel(&exec->timer);
 	stream_close(&exec->out);
@@ -153,15 +159,20 @@ void exec_progress(struct exec *exec)
 
 /* --- the end ------------------------------------------------------------------------- */
 
+struct leftovers {
+	const struct exec *exec;
+	struct builder *b;
+};
+
 static void add_leftover(pid_t host_pid, void *context)
 {
-	struct builder *b = context;
+	struct leftovers *leftovers = context;
 	struct process process;
 	uint8_t *at;
 
-	if (process_read(host_pid, &process) < 0)
+	if (process_read(leftovers->exec, host_pid, &process) < 0)
 		return;
-	at = build_space(b, TAG_LEFTOVER, 16 + process.name_len);
+	at = build_space(leftovers->b, TAG_LEFTOVER, 16 + process.name_len);
 	if (!at)
 		return;
 	put_u64(at, (uint64_t)host_pid);
@@ -215,10 +226,11 @@ static void answer_end(struct exec *exec, int status, enum reason reason, uint64
 	build_stream(b, &exec->out, TAG_STDOUT_DATA, TAG_STDOUT_FD);
 	build_stream(b, &exec->err, TAG_STDERR_DATA, TAG_STDERR_FD);
 	if (!exec->cgroup_gone) {
+		struct leftovers leftovers = {exec, b};
 		char name[32];
 
 		cgroup_exec_name(exec, "", name, sizeof(name));
-		cgroup_pids(exec->sandbox, name, add_leftover, b);
+		cgroup_pids(exec->sandbox, name, add_leftover, &leftovers);
 	}
 	answer_send(b);
 }
@@ -523,6 +535,18 @@ static int try_start(struct exec *exec, const struct exec_spec *spec, struct end
 	return error;
 }
 
+/* Whether one more could take the descriptors that other sandboxes need. */
+static bool too_many(const struct sandbox *sandbox)
+{
+	uint64_t quarter = worker.files / 4 / EXEC_FILES;
+	uint64_t most = quarter < EXECS_MAX ? quarter : EXECS_MAX;
+	uint64_t always = most / 4 < EXECS_ALWAYS ? most / 4 : EXECS_ALWAYS;
+
+	if (sandbox->exec_count >= most)
+		return true;
+	return sandbox->exec_count >= always && worker.execs * EXEC_FILES > worker.files / 2;
+}
+
 static struct exec *new_exec(const struct exec_spec *spec)
 {
 	struct exec *exec = calloc(1, sizeof(*exec));
@@ -556,6 +580,11 @@ void exec_start(const struct exec_spec *spec)
 	}
 	if (exec_find(spec->id)) {
 		answer_error(spec->request, EEXIST, "exec", "this id is in use");
+		return;
+	}
+	if (too_many(spec->sandbox)) {
+		answer_error(spec->request, EAGAIN, "execs",
+			     "too many commands of this sandbox run or have left processes; end some");
 		return;
 	}
 	exec = new_exec(spec);

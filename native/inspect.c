@@ -28,21 +28,19 @@ static pid_t last_number(const char *status, const char *key)
 	return (pid_t)value;
 }
 
-static ssize_t read_status(pid_t host_pid, char *text, size_t size)
+/* Stays this process's, even if its pid is another's later. */
+static int open_process(pid_t host_pid)
 {
-	char path[40];
+	char name[16];
 
-	snprintf(path, sizeof(path), "%d/status", host_pid);
-	return read_file_at(worker.proc, path, text, size);
+	snprintf(name, sizeof(name), "%d", host_pid);
+	return openat(worker.proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
-int process_read(pid_t host_pid, struct process *process)
+static int parse_status(const char *text, struct process *process)
 {
-	char text[4096];
 	const char *end;
 
-	if (read_status(host_pid, text, sizeof(text)) < 0)
-		return -ESRCH;
 	process->pid = last_number(text, "\nNSpid:");
 	if (process->pid <= 0 || strncmp(text, "Name:\t", 6) != 0)
 		return -ESRCH;
@@ -55,10 +53,39 @@ int process_read(pid_t host_pid, struct process *process)
 	return 0;
 }
 
+/* Whether the process is still of this exec: a pid read before may be another's by now. */
+static bool belongs(const struct exec *exec, int process)
+{
+	char text[4096], name[ID_MAX + 40], group[32];
+	size_t len;
+
+	if (read_file_at(process, "cgroup", text, sizeof(text)) < 0)
+		return false;
+	cgroup_exec_name(exec, "", group, sizeof(group));
+	len = (size_t)snprintf(name, sizeof(name), "/%s/%s\n", exec->sandbox->id, group);
+	for (char *line = strstr(text, "0::"); line; line = strstr(line + 1, "\n0::")) {
+		char *end = strchr(line + 1, '\n');
+
+		if (end && (size_t)(end + 1 - line) >= len && memcmp(end + 1 - len, name, len) == 0)
+			return true;
+	}
+	return false;
+}
+
+int process_read(const struct exec *exec, pid_t host_pid, struct process *process)
+{
+	auto_close int dir = open_process(host_pid);
+	char text[4096];
+
+	if (dir < 0 || read_file_at(dir, "status", text, sizeof(text)) < 0)
+		return -ESRCH;
+	return exec && !belongs(exec, dir) ? -ESRCH : parse_status(text, process);
+}
+
 /* --- one among those of an exec ------------------------------------------------------- */
 
 struct search {
-	pid_t wanted; /* in the sandbox */
+	const struct exec *exec;
 	pid_t found;
 };
 
@@ -67,13 +94,14 @@ static void search_one(pid_t host_pid, void *context)
 	struct search *search = context;
 	struct process process;
 
-	if (!search->found && process_read(host_pid, &process) == 0 && process.pid == search->wanted)
+	if (!search->found && process_read(search->exec, host_pid, &process) == 0 &&
+	    process.pid == search->exec->pid)
 		search->found = host_pid;
 }
 
 pid_t inspect_host_pid(struct sandbox *sandbox, const struct exec *exec)
 {
-	struct search search = {.wanted = exec->pid};
+	struct search search = {.exec = exec};
 	char name[32];
 
 	cgroup_exec_name(exec, "", name, sizeof(name));
@@ -103,36 +131,18 @@ static void count(struct signalling *signalling, pid_t host_pid)
 	signalling->reached++;
 }
 
-/* Whether the process is still of this exec: a pid read before may be another's by now. */
-static bool belongs(const struct exec *exec, pid_t host_pid)
-{
-	char path[40], text[4096], name[ID_MAX + 40], group[32];
-	size_t len;
-
-	snprintf(path, sizeof(path), "%d/cgroup", host_pid);
-	if (read_file_at(worker.proc, path, text, sizeof(text)) < 0)
-		return false;
-	cgroup_exec_name(exec, "", group, sizeof(group));
-	len = (size_t)snprintf(name, sizeof(name), "/%s/%s\n", exec->sandbox->id, group);
-	for (char *line = strstr(text, "0::"); line; line = strstr(line + 1, "\n0::")) {
-		char *end = strchr(line + 1, '\n');
-
-		if (end && (size_t)(end + 1 - line) >= len && memcmp(end + 1 - len, name, len) == 0)
-			return true;
-	}
-	return false;
-}
-
 static void signal_one(pid_t host_pid, void *context)
 {
 	struct signalling *signalling = context;
 	const struct exec *exec = signalling->exec;
 	auto_close int pidfd = (int)syscall(SYS_pidfd_open, host_pid, 0);
+	auto_close int process = pidfd < 0 ? -1 : open_process(host_pid);
 	char text[4096];
 	pid_t pid, group;
 
 	/* First a hold on whatever has this pid, then the question what it is. */
-	if (pidfd < 0 || read_status(host_pid, text, sizeof(text)) < 0 || !belongs(exec, host_pid))
+	if (process < 0 || read_file_at(process, "status", text, sizeof(text)) < 0 ||
+	    !belongs(exec, process))
 		return;
 	pid = last_number(text, "\nNSpid:");
 	group = last_number(text, "\nNSpgid:");
@@ -168,7 +178,7 @@ unsigned inspect_signal(const struct exec *exec, int signum, enum scope scope)
 
 struct listing {
 	struct builder *b;
-	uint64_t exec;
+	const struct exec *exec; /* NULL for pid 1, which we hold */
 };
 
 static void list_one(pid_t host_pid, void *context)
@@ -177,14 +187,14 @@ static void list_one(pid_t host_pid, void *context)
 	struct process process;
 	uint8_t *at;
 
-	if (process_read(host_pid, &process) < 0)
+	if (process_read(listing->exec, host_pid, &process) < 0)
 		return;
 	at = build_space(listing->b, TAG_PROCESS, 24 + process.name_len);
 	if (!at)
 		return;
 	put_u64(at, (uint64_t)process.pid);
 	put_u64(at + 8, (uint64_t)host_pid);
-	put_u64(at + 16, listing->exec);
+	put_u64(at + 16, listing->exec ? listing->exec->id : 0);
 	memcpy(at + 24, process.name, process.name_len);
 }
 
@@ -200,7 +210,7 @@ void inspect_processes(struct sandbox *sandbox, uint64_t request)
 	listing = (struct listing){.b = answer_begin(TYPE_PROCESS_LIST, request)};
 	list_one(sandbox->pid, &listing);
 	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling) {
-		listing.exec = exec->id;
+		listing.exec = exec;
 		cgroup_exec_name(exec, "", name, sizeof(name));
 		if (!exec->cgroup_gone)
 			cgroup_pids(sandbox, name, list_one, &listing);

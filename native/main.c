@@ -114,6 +114,7 @@ static int settle(void)
 		worker.soft_files = limit.rlim_cur;
 		limit.rlim_cur = limit.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &limit);
+		worker.files = limit.rlim_max;
 	}
 	return chdir("/") < 0 ? -errno : 0;
 }

@@ -76,6 +76,7 @@ enum sandbox_state {
 struct sandbox {
 	struct sandbox *next; /* in its hash chain */
 	struct exec *execs;
+	unsigned exec_count;
 	char id[ID_MAX + 1];
 	enum sandbox_state state;
 	uint32_t id_base;
@@ -188,6 +189,7 @@ struct worker {
 	int home_mounts;
 	int home_network;
 	uint64_t soft_files; /* RLIMIT_NOFILE as it was given to us */
+	uint64_t files; /* and what we raised it to */
 	bool greeted;
 	bool in_process;
 	bool ending;
@@ -368,7 +370,8 @@ struct process {
 	char name[16];
 	size_t name_len;
 };
-int process_read(pid_t host_pid, struct process *process);
+/* -ESRCH for what is not, or not any more, of this exec; NULL: whoever has the pid. */
+int process_read(const struct exec *exec, pid_t host_pid, struct process *process);
 /* Host pid of the leader, or 0. */
 pid_t inspect_host_pid(struct sandbox *sandbox, const struct exec *exec);
 /* Signal processes of a running exec; returns how many were reached. */

@@ -68,6 +68,36 @@ const char *parse_number(const char *text, uint64_t *value)
 	return at == text ? NULL : at;
 }
 
+unsigned each_number(int fd, void (*each)(uint64_t value, void *context), void *context)
+{
+	char text[4096];
+	unsigned count = 0;
+	size_t have = 0;
+
+	for (;;) {
+		ssize_t got = read(fd, text + have, sizeof(text) - 1 - have);
+		char *at = text, *end;
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return count;
+		have += (size_t)got;
+		text[have] = '\0';
+		/* The last line may be cut, and then its number is another one. */
+		for (; (end = strchr(at, '\n')); at = end + 1) {
+			uint64_t value;
+
+			if (!parse_number(at, &value))
+				continue;
+			count++;
+			each(value, context);
+		}
+		have -= (size_t)(at - text);
+		memmove(text, at, have);
+	}
+}
+
 uint64_t number_after(const char *text, const char *key)
 {
 	size_t len = strlen(key);

@@ -33,6 +33,9 @@ int write_number_at(int dir, const char *path, uint64_t value);
 /* Read a small file below `dir` and terminate it. Returns its length or -errno. */
 ssize_t read_file_at(int dir, const char *path, char *buf, size_t size);
 
+/* Call `each` for the number on every line of a file, however long that is; returns how many. */
+unsigned each_number(int fd, void (*each)(uint64_t value, void *context), void *context);
+
 /* The number behind `key` and a blank at the start of a line, or 0. */
 uint64_t number_after(const char *text, const char *key);
 

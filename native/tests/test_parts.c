@@ -135,12 +135,34 @@ static void test_sha256_is_that_of_the_standard(void)
 	}
 }
 
+static void add_up(uint64_t value, void *context)
+{
+	*(uint64_t *)context += value;
+}
+
+static void test_each_line_of_a_long_file_is_a_whole_number(void)
+{
+	FILE *file = tmpfile();
+	uint64_t sum = 0, wanted = 0;
+
+	CHECK(file);
+	for (uint64_t i = 1; i <= 40000; i++) {
+		fprintf(file, "%llu\n", (unsigned long long)(i * 7919));
+		wanted += i * 7919;
+	}
+	rewind(file);
+	CHECK(each_number(fileno(file), add_up, &sum) == 40000);
+	CHECK(sum == wanted);
+	fclose(file);
+}
+
 int main(void)
 {
 	test_frame_built_is_frame_parsed();
 	test_bad_frames_are_refused();
 	test_builder_overflow_sticks();
 	test_numbers_are_found_in_text();
+	test_each_line_of_a_long_file_is_a_whole_number();
 	test_sha256_is_that_of_the_standard();
 	puts("ok");
 	return 0;

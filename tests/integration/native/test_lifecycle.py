@@ -369,7 +369,7 @@ asyncio.run(main())
 async def test_sandbox_with_very_many_leftovers_is_refused_and_its_neighbours_are_not(
     native_home: Path,
 ) -> None:
-    """Each takes descriptors of the worker; without a budget a neighbour's command pays for them."""
+    """Each takes descriptors of the worker; without a budget a neighbour would pay for them."""
     client = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
