@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from coldframe.host import wire
 from coldframe.host.link import close_all
+from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import (
     Created,
     ExecEnd,
@@ -62,7 +63,11 @@ class Answer(Generic[T]):
 
     __slots__ = ("_decode", "future")
 
-    def __init__(self, future: asyncio.Future[T], decode: Callable[[Fields, list[int]], T]) -> None:
+    def __init__(
+        self,
+        future: asyncio.Future[T] | Outcome[T],
+        decode: Callable[[Fields, list[int]], T],
+    ) -> None:
         self.future, self._decode = future, decode
 
     def answer(self, frame_type: int, fields: Fields, descriptors: list[int]) -> bool:
@@ -84,9 +89,7 @@ class ExecAnswer(Answer[ExecEnd]):
 
     __slots__ = ("_started",)
 
-    def __init__(
-        self, ended: asyncio.Future[ExecEnd], started: asyncio.Future[Started] | None
-    ) -> None:
+    def __init__(self, ended: Outcome[ExecEnd], started: Outcome[Started] | None) -> None:
         super().__init__(ended, decode_end)
         self._started = started
 
@@ -100,13 +103,11 @@ class ExecAnswer(Answer[ExecEnd]):
             return False
         if frame_type == Type.ERROR and started is not None and not started.done():
             started.set_exception(_fault(fields))
-            started.exception()  # the same is told by `ended`: not retrieving it is no fault
         return super().answer(frame_type, fields, descriptors)
 
     def fail(self, error: Exception) -> None:
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
-            self._started.exception()
         super().fail(error)
 
 

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from coldframe.host import answers, wire
 from coldframe.host.link import Field, Link, close_all
+from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import (
     Argument,
     Created,
@@ -69,16 +70,13 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 @dataclass(slots=True)
 class Execution:
-    """A command that was asked for: its number, and the futures of its answers.
-
-    Cancelling a future does not end the command.
-    """
+    """A command that was asked for: its number, and its answers to come."""
 
     sandbox_id: str
     exec_id: int
-    ended: asyncio.Future[ExecEnd]
+    ended: Outcome[ExecEnd]
     """Raises SpawnerFault (not executed) or SpawnerLostError."""
-    started: asyncio.Future[Started] | None
+    started: Outcome[Started] | None
     """Only with `want_started`; raises the same."""
     _worker: _Worker = field(repr=False)
 
@@ -217,7 +215,7 @@ class Spawner:
     # --- execs --------------------------------------------------------------------
 
     def exec(self, spec: ExecSpec) -> Execution:
-        """Ask for a command; its futures tell the rest. Returns when the request is under way.
+        """Ask for a command; its outcomes tell the rest. Returns when the request is under way.
 
         Errors before execve fail `ended` with SpawnerFault: `stage` is `cwd`, `user`, `program`
         (ENOENT, EACCES, ENOEXEC, E2BIG, ...), or another step of ours.
@@ -228,13 +226,10 @@ class Spawner:
             ValueError: the request is longer than a frame, or holds a NUL.
         """
         worker = self._worker_of(spec.sandbox_id)
-        loop = asyncio.get_running_loop()
         exec_id = self._next_exec
         self._next_exec += 1
-        ended: asyncio.Future[ExecEnd] = loop.create_future()
-        started: asyncio.Future[Started] | None = (
-            loop.create_future() if spec.want_started else None
-        )
+        ended: Outcome[ExecEnd] = Outcome()
+        started: Outcome[Started] | None = Outcome() if spec.want_started else None
         descriptors: list[int] = []
         fields = _exec_fields(spec, exec_id, descriptors)
         waiter = answers.ExecAnswer(ended, started)

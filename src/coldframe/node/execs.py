@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation, Operations, weigh
 from coldframe.node.queueing import FairQueue
@@ -91,12 +92,12 @@ class Execs:
         sandbox.require_ready(request.expected_version)
         if self._running >= self._settings.max_running_execs:
             raise CapacityError(f"{self._running} commands are running on this node already")
-        operation = ExecOperation(operation_id, sandbox, request, self._loop.create_future())
+        operation = ExecOperation(operation_id, sandbox, request)
         self._running += 1
         sandbox.execs[operation_id] = operation
         self._operations.add(operation)
-        operation.task = self._loop.create_task(self._run(operation))
-        operation.task.add_done_callback(partial(self._on_end, operation))
+        operation.ended = Undertaking(self._run(operation))
+        operation.ended.then(partial(self._on_end, operation))
         return operation
 
     async def _run(self, operation: ExecOperation) -> ExecResult:
@@ -124,17 +125,17 @@ class Execs:
                 slot.release()
         return result.model_copy(update={"queued_s": queued_s}) if queued_s else result
 
-    def _on_end(self, operation: ExecOperation, task: asyncio.Task[ExecResult]) -> None:
+    def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
         self._running -= 1
         if not operation.started.done():
             operation.started.set_result(None)
-        if not task.cancelled() and task.exception() is None:
-            result = task.result()
+        if ended.exception() is None:
+            result = ended.result()
             operation.size = weigh(result)
             self._keep_output(operation, result)
         if operation.dispatched:
-            self._operations.settle(operation, task)
+            self._operations.settle(operation, ended)
         else:
             self._operations.drop(operation)
 
@@ -168,13 +169,13 @@ class Execs:
 
     async def settle(self, sandbox: Sandbox) -> None:
         """Return when every operation of a sandbox that has ended has a result."""
-        tasks = [operation.task for operation in sandbox.execs.values()]
+        tasks = [operation.ended.task for operation in sandbox.execs.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=_SETTLE_S)
         left = list(sandbox.execs.values())
         self._abandon(left)
         if left:
-            await asyncio.wait([operation.task for operation in left])
+            await asyncio.wait([operation.ended.task for operation in left])
         for operation in list(sandbox.lingering.values()):
             self._keep_spool(operation)
         sandbox.lingering.clear()
@@ -183,7 +184,7 @@ class Execs:
         for operation in operations:
             operation.abandoned = True
             if operation.entered:  # else it will see for itself: to cancel it now skips its body
-                operation.task.cancel()
+                operation.ended.task.cancel()
 
     # --- output -----------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Execs:
             await self.until_started(operation)
         if operation.running is not None:
             return await operation.running.read(stream, cursor, max_bytes, wait=wait)
-        result = await asyncio.shield(operation.task)
+        result = await operation.ended
         output = {"stdout": result.out, "stderr": result.err}.get(stream, Output())
         return _chunk(stream, output, cursor, max_bytes)
 
@@ -254,15 +255,15 @@ class Execs:
 
     async def until_started(self, operation: ExecOperation) -> None:
         """Return when the command runs, or has run; raise what kept it from starting."""
-        await asyncio.shield(operation.started)
+        await operation.started
         if operation.running is None:
-            await asyncio.shield(operation.task)
+            await operation.ended
 
     async def _reach(self, operation_id: str) -> RunningExec | None:
         """The command if anything of it still runs."""
         operation = self._operations.get(operation_id)
         await self.until_started(operation)
-        if operation.task.done() and operation_id not in operation.sandbox.lingering:
+        if operation.ended.done() and operation_id not in operation.sandbox.lingering:
             return None
         return operation.running
 
@@ -297,7 +298,7 @@ class Execs:
         running = await self._reach(operation_id)
         if running is not None:
             return await running.mark()
-        result = await asyncio.shield(self._operations.get(operation_id).task)
+        result = await self._operations.get(operation_id).ended
         return result.out.total_bytes, result.err.total_bytes
 
     async def forget(self, operation_id: str) -> None:

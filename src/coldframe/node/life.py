@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from coldframe.host.outcome import Undertaking
 from coldframe.protocol.errors import (
     ColdframeError,
     ConflictError,
@@ -61,7 +62,7 @@ class Sandbox:
     """Whether its create has taken its first step."""
     unwanted: bool = False
     """Whether its create is to be given up."""
-    creating: asyncio.Task[SandboxInfo] | None = None
+    creating: Undertaking[SandboxInfo] | None = None
     ending: asyncio.Task[None] | None = None
     lease: asyncio.TimerHandle | None = None
     execs: dict[str, ExecOperation] = field(default_factory=dict)

@@ -147,8 +147,8 @@ class Node:
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
             self._operations.add(known)
-            sandbox.creating.add_done_callback(partial(self._operations.settle, known))
-        return await asyncio.shield(known.task)
+            sandbox.creating.then(partial(self._operations.settle, known))
+        return await known.ended
 
     def _resolve(self, spec: SandboxSpec) -> Image:
         return self.images.resolve(spec.image)
@@ -203,7 +203,7 @@ class Node:
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
         operation = self._execs.begin(self._find(id_or_name), request)
-        return await asyncio.shield(operation.task)
+        return await operation.ended
 
     async def start_exec(self, id_or_name: str, request: ExecRequest) -> str:
         """Start a command; return its operation id once it runs. Raises as `exec`."""
@@ -218,7 +218,7 @@ class Node:
             OperationNotFoundError, OperationExpiredError: see `Operations`.
         """
         self._require_open()
-        return await asyncio.shield(self._operations.get(operation_id).task)
+        return await self._operations.get(operation_id).ended
 
     async def read_output(
         self,
@@ -364,7 +364,7 @@ class Node:
         return await steps(step)
 
     async def _run_in(self, sandbox: Sandbox, request: ExecRequest) -> ExecResult:
-        return await asyncio.shield(self._execs.begin(sandbox, request).task)
+        return await self._execs.begin(sandbox, request).ended
 
     @asynccontextmanager
     async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[SandboxInfo]:

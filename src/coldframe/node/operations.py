@@ -7,12 +7,13 @@ to be refused; of those the newest `expired_ids` are remembered.
 
 from __future__ import annotations
 
-import asyncio
 import time
+from asyncio import CancelledError
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.node.life import Sandbox
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
@@ -40,7 +41,7 @@ class CreateOperation:
 
     id: str
     request: SandboxSpec
-    task: asyncio.Task[SandboxInfo]
+    ended: Undertaking[SandboxInfo]
     ended_at: float = 0.0
     size: int = _RECORD_BYTES
 
@@ -52,9 +53,9 @@ class ExecOperation:
     id: str
     sandbox: Sandbox
     request: ExecRequest
-    started: asyncio.Future[None]
+    started: Outcome[None] = field(init=False, default_factory=Outcome)
     """Done when the command runs; never raises."""
-    task: asyncio.Task[ExecResult] = field(init=False)
+    ended: Undertaking[ExecResult] = field(init=False)
     running: RunningExec | None = None
     """Kept after the end while there is more to read than the result holds."""
     began_at: float = 0.0
@@ -140,9 +141,9 @@ class Operations:
         self._ended_bytes += operation.size
         self._prune()
 
-    def settle(self, operation: Operation, task: asyncio.Task[Any]) -> None:
+    def settle(self, operation: Operation, ended: Outcome[Any]) -> None:
         """Keep how an operation ended, unless nothing ran and it may well succeed later."""
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        error = ended.exception()
         if error is None or not _may_run_again(error):
             self.end(operation)
         else:
@@ -181,7 +182,7 @@ class Operations:
 
 
 def _may_run_again(error: BaseException) -> bool:
-    return isinstance(error, asyncio.CancelledError) or (
+    return isinstance(error, CancelledError) or (
         isinstance(error, ColdframeError)
         and error.retryable
         and error.execution is Execution.NOT_EXECUTED

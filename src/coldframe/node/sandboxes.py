@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
+from coldframe.host.outcome import Undertaking
 from coldframe.images.base import Image
 from coldframe.node.execs import Execs
 from coldframe.node.life import Sandbox
@@ -30,6 +31,7 @@ from coldframe.protocol.ids import new_sandbox_id
 from coldframe.protocol.models import Ledger, SandboxInfo, SandboxSpec, SandboxState
 from coldframe.runtimes.base import Gone, Runtime, SandboxHandle
 
+T = TypeVar("T")
 _NEVER_REFUSE = 1 << 62
 _EXPIRY_RETRY_S = 5.0
 _LONGEST_TTL_S = 10 * 365 * 86400.0
@@ -153,14 +155,14 @@ class Sandboxes:
             self._names[spec.name] = sandbox
         self._counts["created"] += 1
         self.changes += 1
-        sandbox.creating = self._spawn(self._provision(sandbox, image))
+        sandbox.creating = self._undertake(self._provision(sandbox, image))
         return sandbox
 
     async def made_or_undone(self, sandbox: Sandbox) -> SandboxInfo:
         """Wait for a sandbox; if the waiting is cancelled, nothing of it stays."""
         assert sandbox.creating is not None
         try:
-            return await asyncio.shield(sandbox.creating)
+            return await sandbox.creating
         except asyncio.CancelledError:
             if not sandbox.creating.cancelled():
                 # Nobody knows its id, so nobody else could end it.
@@ -168,7 +170,7 @@ class Sandboxes:
             raise
 
     async def _provision(self, sandbox: Sandbox, image: Image) -> SandboxInfo:
-        making: asyncio.Task[SandboxHandle] | None = None
+        making: Undertaking[SandboxHandle] | None = None
         sandbox.begun = True
         try:
             if sandbox.unwanted:
@@ -176,8 +178,8 @@ class Sandboxes:
             sandbox.queued_s = await self._creates.acquire(sandbox.spec.labels.get("owner", ""))
             try:
                 sandbox.move(SandboxState.PROVISIONING)
-                making = self._spawn(self._runtime.create(sandbox.id, sandbox.spec, image))
-                handle = await asyncio.shield(making)
+                making = self._undertake(self._runtime.create(sandbox.id, sandbox.spec, image))
+                handle = await making
             finally:
                 self._creates.release()
         except asyncio.CancelledError:
@@ -200,7 +202,7 @@ class Sandboxes:
         handle.gone.add_done_callback(partial(self._on_gone, sandbox))
         self._arm(sandbox)
 
-    async def _undo(self, sandbox: Sandbox, making: asyncio.Task[SandboxHandle] | None) -> None:
+    async def _undo(self, sandbox: Sandbox, making: Undertaking[SandboxHandle] | None) -> None:
         """Take back a create that nobody wants any more."""
         self._cleaning[sandbox.id] = sandbox
         self._finish(sandbox, SandboxState.FAILED, "failed", "cancelled before it was ready")
@@ -209,11 +211,9 @@ class Sandboxes:
         else:
             self._cleaned(sandbox)
 
-    async def _give_back_unborn(
-        self, sandbox: Sandbox, making: asyncio.Task[SandboxHandle]
-    ) -> None:
-        await asyncio.wait([making])
-        if making.cancelled() or making.exception() is not None:
+    async def _give_back_unborn(self, sandbox: Sandbox, making: Undertaking[SandboxHandle]) -> None:
+        await asyncio.wait([making.task])
+        if making.exception() is not None:
             self._cleaned(sandbox)
         else:
             await self._give_back(sandbox, making.result())
@@ -256,8 +256,8 @@ class Sandboxes:
         if creating is not None:
             sandbox.unwanted = True
             if sandbox.begun:  # else it will see for itself: to cancel it now skips its body
-                creating.cancel()
-            await asyncio.wait([creating])
+                creating.task.cancel()
+            await asyncio.wait([creating.task])
 
     async def _destroy(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
         await self._destroys.acquire(sandbox.spec.labels.get("owner", ""))
@@ -374,6 +374,13 @@ class Sandboxes:
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
         return task
+
+    def _undertake(self, coroutine: Coroutine[Any, Any, T]) -> Undertaking[T]:
+        """As `_spawn`, for what tasks wait for that may be cancelled."""
+        undertaking = Undertaking(coroutine)
+        self._tasks.add(undertaking.task)
+        undertaking.task.add_done_callback(self._tasks.discard)
+        return undertaking
 
     def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -19,6 +19,7 @@ from coldframe.host.egress import steering
 from coldframe.host.egress.resolver import Resolve
 from coldframe.host.fsthreads import FileThreads
 from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
+from coldframe.host.outcome import Undertaking
 from coldframe.host.reaping import reap_cgroups
 from coldframe.host.removal import remove_tree
 from coldframe.host.rootfs import RootFiles
@@ -266,11 +267,11 @@ class NativeRuntime:
             raise InvalidRequestError(f"sandbox {sandbox_id!r} exists")
         self._require_limits(spec, image)
         planner = Planner(image, spec)
-        making = asyncio.ensure_future(self._create(sandbox_id, spec, image, planner))
-        self._making.add(making)
-        making.add_done_callback(self._making.discard)
+        making = Undertaking(self._create(sandbox_id, spec, image, planner))
+        self._making.add(making.task)
+        making.task.add_done_callback(self._making.discard)
         try:
-            return await asyncio.shield(making)
+            return await making
         except asyncio.CancelledError:
             # It cannot be stopped halfway: end it as soon as it is there.
             ending = asyncio.ensure_future(_end_unwanted(making))
@@ -476,7 +477,7 @@ class NativeRuntime:
         )
 
 
-async def _end_unwanted(making: asyncio.Future[NativeSandbox]) -> None:
+async def _end_unwanted(making: Undertaking[NativeSandbox]) -> None:
     """Destroy a sandbox whose creator was cancelled, if it comes to be at all."""
     with contextlib.suppress(ColdframeError):
         await (await making).destroy()

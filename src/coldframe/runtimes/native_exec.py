@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from coldframe.host import wire
+from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.host.pipes import StatusStream, StdinFeed
 from coldframe.host.spawner import ExecEnd, Execution, Spawner, SpawnerFault, Started
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, SpawnerLostError
@@ -56,9 +56,9 @@ class NativeExec:
         self._asked_at = time.time()
         self._forgotten = self._dropped = False
         self._result: ExecResult | None = None
-        self._building: asyncio.Task[ExecResult] | None = None
+        self._building: Undertaking[ExecResult] | None = None
         self._on_end = ended
-        execution.ended.add_done_callback(self._ended)
+        execution.ended.then(self._ended)
 
     # --- life -------------------------------------------------------------------------
 
@@ -76,16 +76,14 @@ class NativeExec:
     def left_processes(self) -> bool:
         """Whether it left processes behind when it ended."""
         ended = self.execution.ended
-        if not ended.done() or ended.cancelled() or ended.exception() is not None:
-            return False
-        return bool(ended.result().leftovers)
+        return ended.done() and ended.exception() is None and bool(ended.result().leftovers)
 
     async def begin(self) -> None:
         """Where the start is to be known, wait for it. Raises what `wait` would."""
         if self.execution.started is None:
             return
         try:
-            self._started = await asyncio.shield(self.execution.started)
+            self._started = await self.execution.started
         except (SpawnerFault, SpawnerLostError):
             await self.wait()  # raises the same, typed
             raise
@@ -97,10 +95,8 @@ class NativeExec:
             if not self.running:
                 self._close_input()
 
-    def _ended(self, ended: asyncio.Future[ExecEnd]) -> None:
+    def _ended(self, _: Outcome[ExecEnd]) -> None:
         self._close_input()
-        if not ended.cancelled():
-            ended.exception()  # `wait` tells it to whoever asks
         self._on_end(self)
 
     def _close_input(self) -> None:
@@ -115,7 +111,7 @@ class NativeExec:
         if self._result is not None:
             return self._result
         try:
-            end = await asyncio.shield(self.execution.ended)
+            end = await self.execution.ended
         except SpawnerFault as fault:
             raise exec_error(fault, self._plan) from fault
         except SpawnerLostError:
@@ -124,8 +120,8 @@ class NativeExec:
             if end.stdout.spool_fd is not None or end.stderr.spool_fd is not None:
                 # One task for all who wait: each stream is read from its spool once.
                 if self._building is None:
-                    self._building = asyncio.ensure_future(self._build_from_spools(end))
-                return await asyncio.shield(self._building)
+                    self._building = Undertaking(self._build_from_spools(end))
+                return await self._building
             window = self._plan.request.window_bytes
             self._result = self._build(
                 end, whole_window(end.stdout, window), whole_window(end.stderr, window)
@@ -150,7 +146,7 @@ class NativeExec:
         if self._status is not None:
             self._status.close()
         ended = self.execution.ended
-        if ended.done() and not ended.cancelled() and ended.exception() is None:
+        if ended.done() and ended.exception() is None:
             if not self._dropped:
                 ended.result().close()
             self._dropped = True

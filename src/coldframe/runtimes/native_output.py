@@ -6,10 +6,10 @@ fills; afterwards from what came with the end.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 
+from coldframe.host.outcome import Undertaking
 from coldframe.host.spawner import (
     ExecEnd,
     Execution,
@@ -38,7 +38,7 @@ class NativeOutput:
         self._totals = [0, 0]
         self._eof = [False, False]
         self._opened = False
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: Undertaking[None] | None = None
         self._closed = False
 
     @property
@@ -132,7 +132,7 @@ class NativeOutput:
         if isinstance(error, SpawnerFault) and error.errno != errno.ENOENT:
             raise error
         try:
-            end = await asyncio.shield(self._execution.ended)
+            end = await self._execution.ended
         except SpawnerLostError:
             if not self._fds:
                 raise
@@ -152,9 +152,8 @@ class NativeOutput:
         if self._opened:
             return
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._find())
-            self._opening.add_done_callback(_retrieve)
-        await asyncio.shield(self._opening)
+            self._opening = Undertaking(self._find())
+        await self._opening
         self._opened = True
 
     async def _find(self) -> None:
@@ -167,7 +166,7 @@ class NativeOutput:
         except SpawnerFault as fault:
             if fault.errno != errno.ENOENT:
                 raise
-            self._adopt(await asyncio.shield(ended))
+            self._adopt(await ended)
             return
         if self._closed:
             os.close(spools.stdout_fd)
@@ -224,12 +223,6 @@ class NativeOutput:
         stop = min(total, self._spool_bytes // 2, window_bytes)
         head = read_spool(self._fds[index], self._spool_bytes, 0, stop)
         return Output.model_construct(total_bytes=total, sha256="", head=head, tail=b"")
-
-
-def _retrieve(opening: asyncio.Future[None]) -> None:
-    """Note that a failure has been seen: a reader that was cancelled will not ask for it."""
-    if not opening.cancelled():
-        opening.exception()
 
 
 def _head_alone(stream: StreamEnd, fd: int, spool_bytes: int, window_bytes: int) -> Output:

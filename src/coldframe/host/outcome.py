@@ -1,0 +1,118 @@
+"""Results to come, for which any number of tasks wait without owning them.
+
+To cancel one that waits changes nothing for the others, nor for what is waited for. So does
+`asyncio.shield`, which takes two turns of the event loop from the result to whoever waits; this
+takes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outcome(Generic[T]):
+    """One result or error to come. Await it, as often as needed. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done = False
+        self._results: tuple[T, ...] = ()
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._callbacks: list[Callable[[Outcome[T]], None]] = []
+
+    def done(self) -> bool:
+        """Whether it is known."""
+        return self._done
+
+    def cancelled(self) -> bool:
+        """Whether what should have led to it was cancelled."""
+        return isinstance(self._error, asyncio.CancelledError)
+
+    def exception(self) -> BaseException | None:
+        """The error of one that is done; None: it has a result."""
+        return self._error
+
+    def result(self) -> T:
+        """The result of one that is done. Raises its error."""
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)
+        if not self._done:
+            raise asyncio.InvalidStateError("it is not known yet")
+        return self._results[0]
+
+    def set_result(self, result: T) -> None:
+        """Say how it came out, once."""
+        self._results = (result,)
+        self._settle()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Say that it failed. That nobody asks is fine."""
+        self._error, self._traceback = error, error.__traceback__
+        self._settle()
+
+    def then(self, callback: Callable[[Outcome[T]], None]) -> None:
+        """Call `callback` in the moment it is known, before any that wait go on."""
+        if self._done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._done:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters[waiter] = None
+            try:
+                yield from waiter
+            finally:
+                self._waiters.pop(waiter, None)
+        return self.result()
+
+    def _settle(self) -> None:
+        if self._done:
+            raise asyncio.InvalidStateError("it is known already")
+        self._done = True
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 - the loop reports it, as for a future's
+                message = f"a callback of an outcome failed: {callback!r}"
+                self._loop.call_exception_handler({"message": message, "exception": error})
+
+
+class Undertaking(Outcome[T]):
+    """A coroutine that runs to its end in a task of its own, whoever stops waiting for it."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Start it."""
+        super().__init__()
+        self.task: asyncio.Task[None] = self._loop.create_task(self._run(coroutine))
+        """Ends with it, and fails only by being cancelled."""
+        self.task.add_done_callback(lambda _: self._note_unbegun(coroutine))
+
+    async def _run(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        try:
+            result = await coroutine
+        except BaseException as error:
+            self.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self.set_result(result)
+
+    def _note_unbegun(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """A task that is cancelled before its first step never enters its coroutine."""
+        if not self._done:
+            coroutine.close()
+            self.set_exception(asyncio.CancelledError())
