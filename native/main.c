@@ -143,7 +143,7 @@ static void turn(void)
 
 		source->ready(source, events[i].events);
 	}
-	more = streams_turn();
+	more = turns_run();
 	execs_free_dead();
 	sandboxes_free_dead();
 }

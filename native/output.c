@@ -9,25 +9,14 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <time.h>
 
 #include "spawner.h"
 
-#define CHUNK (64u << 10)
-/* So much is read in one turn of the loop before it looks for requests again. */
-#define TURN_BYTES (64u << 10)
-#define TURN_READS 16u
 /* Of a terminal nobody tells how much it holds: this is more. */
 #define TERMINAL_MAX (128u << 10)
 #define LOOK_BYTES 4096u
-/*
- * Once the result is delivered, what its leftovers write is nobody's work any more: all of a sandbox
- * together are read at this rate, and wait for it as for any slow reader.
- */
-#define LEFTOVER_RATE (2u << 20) /* bytes per second */
-#define LEFTOVER_BURST (2u << 20)
 
-static uint8_t chunk[CHUNK];
+static uint8_t chunk[STREAM_READ_MAX];
 
 static int write_at(int fd, const uint8_t *data, size_t len, uint64_t offset)
 {
@@ -125,100 +114,22 @@ static void take(struct stream *stream, const uint8_t *data, size_t len)
 		spool_write(stream, data, len, at);
 }
 
-/* --- taking turns ---------------------------------------------------------------------- */
-
-static struct link lanes = {&lanes, &lanes};
-
-static void link_last(struct link *ring, struct link *link)
-{
-	link->prev = ring->prev;
-	link->next = ring;
-	ring->prev->next = link;
-	ring->prev = link;
-}
-
-static void unlink_one(struct link *link)
-{
-	if (!link->next)
-		return;
-	link->prev->next = link->next;
-	link->next->prev = link->prev;
-	link->prev = link->next = NULL;
-}
-
-static void leave(struct stream *stream)
-{
-	struct lane *lane = stream->lane;
-
-	if (!lane)
-		return;
-	unlink_one(&stream->link);
-	stream->lane = NULL;
-	if (lane->streams.next == &lane->streams) {
-		unlink_one(&lane->link);
-		timer_cancel(&lane->timer);
-	}
-}
-
-static void queue(struct stream *stream)
-{
-	struct sandbox *sandbox = stream->exec->sandbox;
-	struct lane *lane = stream->exec->ended ? &sandbox->leftover : &sandbox->running;
-
-	leave(stream);
-	if (!lane->streams.next)
-		lane->streams = (struct link){&lane->streams, &lane->streams};
-	link_last(&lane->streams, &stream->link);
-	stream->lane = lane;
-	if (!lane->link.next && !lane->timer.index)
-		link_last(&lanes, &lane->link);
-}
-
-static void wait_over(struct timer *timer)
-{
-	struct lane *lane = container_of(timer, struct lane, timer);
-
-	link_last(&lanes, &lane->link);
-}
-
-/* How much may be read of leftovers now; if it is not worth a read, their lane has to wait. */
-static size_t allowance(struct lane *lane)
-{
-	uint64_t now = clock_ns(CLOCK_MONOTONIC);
-	uint64_t passed = now - lane->counted_ns;
-
-	if (!lane->counted_ns || passed > NS_PER_S)
-		lane->tokens = LEFTOVER_BURST;
-	else
-		lane->tokens += passed * LEFTOVER_RATE / NS_PER_S;
-	lane->counted_ns = now;
-	if (lane->tokens > LEFTOVER_BURST)
-		lane->tokens = LEFTOVER_BURST;
-	if (lane->tokens >= CHUNK)
-		return CHUNK;
-	unlink_one(&lane->link);
-	lane->timer.fire = wait_over;
-	timer_set(&lane->timer, now + (CHUNK - lane->tokens + LOOK_BYTES) * NS_PER_S / LEFTOVER_RATE);
-	return 0;
-}
-
 static void end(struct stream *stream)
 {
 	stream->eof = true;
-	leave(stream);
+	turns_leave(stream);
 	if (stream->fd >= 0) {
 		loop_remove(stream->fd);
 		close_quietly(&stream->fd);
 	}
 }
 
-/* Read once. Returns how much that was; 0 at the end, or if nothing is there. */
-static size_t read_some(struct stream *stream, size_t most)
+size_t stream_read(struct stream *stream, size_t most)
 {
 	ssize_t got;
 
 	do
-		got = read(stream->fd, chunk, most < CHUNK ? most : CHUNK);
+		got = read(stream->fd, chunk, most < STREAM_READ_MAX ? most : STREAM_READ_MAX);
 	while (got < 0 && errno == EINTR);
 	if (got > 0)
 		take(stream, chunk, (size_t)got);
@@ -227,51 +138,11 @@ static size_t read_some(struct stream *stream, size_t most)
 	return got > 0 ? (size_t)got : 0;
 }
 
-/* One read of the stream whose turn it is. Returns how much that was. */
-static size_t serve(struct lane *lane)
+void stream_await(struct stream *stream)
 {
-	struct stream *stream = container_of(lane->streams.next, struct stream, link);
-	struct sandbox *sandbox = stream->exec->sandbox;
-	size_t most = CHUNK, got;
-
-	/* Its exec may have ended since it was put in line. */
-	if (stream->exec->ended && lane == &sandbox->running) {
-		queue(stream);
-		return 0;
-	}
-	if (lane == &sandbox->leftover)
-		most = allowance(lane);
-	if (!most)
-		return 0;
-	got = read_some(stream, most);
-	if (lane == &sandbox->leftover)
-		lane->tokens -= got;
-	if (!got && !stream->eof) {
-		leave(stream);
-		if (loop_again(stream->fd, &stream->source, EPOLLIN | EPOLLONESHOT) < 0)
-			end(stream);
-	} else if (got) {
-		queue(stream);
-	}
-	exec_progress(stream->exec);
-	return got;
+	if (loop_again(stream->fd, &stream->source, EPOLLIN | EPOLLONESHOT) < 0)
+		end(stream);
 }
-
-bool streams_turn(void)
-{
-	size_t bytes = 0;
-
-	for (unsigned i = 0; i < TURN_READS && bytes < TURN_BYTES && lanes.next != &lanes; i++) {
-		struct lane *lane = container_of(lanes.next, struct lane, link);
-
-		unlink_one(&lane->link);
-		link_last(&lanes, &lane->link);
-		bytes += serve(lane);
-	}
-	return lanes.next != &lanes;
-}
-
-/* --- one stream ------------------------------------------------------------------------- */
 
 void stream_drain(struct stream *stream)
 {
@@ -285,7 +156,7 @@ void stream_drain(struct stream *stream)
 	if (pipe)
 		left = there > 0 ? (size_t)there : LOOK_BYTES;
 	while (left && !stream->eof) {
-		size_t got = read_some(stream, left);
+		size_t got = stream_read(stream, left);
 
 		if (!got)
 			return;
@@ -299,7 +170,7 @@ static void stream_ready(struct source *source, uint32_t events)
 
 	(void)events;
 	if (stream->fd >= 0)
-		queue(stream);
+		turns_join(stream);
 }
 
 int stream_open(struct stream *stream, struct exec *exec, int fd)

@@ -33,6 +33,7 @@ enum slot {
 #define ID_MAX 64u
 #define INLINE_MAX (1u << 20)
 #define SPOOL_MIN 8192u
+#define STREAM_READ_MAX (64u << 10)
 
 /* Something epoll tells us about. */
 struct source {
@@ -51,7 +52,7 @@ struct link {
 	struct link *prev, *next;
 };
 
-/* Streams of one sandbox that have something to read, and take turns (output.c). */
+/* Streams of one sandbox that have something to read, and take turns (turns.c). */
 struct lane {
 	struct link link; /* in the ring of lanes, unless it is empty or has to wait */
 	struct link streams;
@@ -361,8 +362,17 @@ int stream_open(struct stream *stream, struct exec *exec, int fd);
 void stream_drain(struct stream *stream);
 int stream_spool(struct stream *stream);
 void stream_close(struct stream *stream);
+/* Read once, STREAM_READ_MAX at most. Returns how much that was; 0 at the end, or if nothing is there. */
+size_t stream_read(struct stream *stream, size_t most);
+/* Nothing is there: wait until there is. */
+void stream_await(struct stream *stream);
+
+/* --- turns.c --- */
+/* It has something to read: put it in line, behind the others. */
+void turns_join(struct stream *stream);
+void turns_leave(struct stream *stream);
 /* Read a little of those streams that have something; false if none has. */
-bool streams_turn(void);
+bool turns_run(void);
 
 /* --- inspect.c --- */
 struct process {

@@ -1,0 +1,137 @@
+/*
+ * Whose output is read next. Streams that have something stand in a lane of their sandbox, the lanes in
+ * a ring; each turn of the loop reads a little and then looks for requests and reports again. A
+ * sandbox that floods its pipes so waits for itself, not its neighbours for it.
+ */
+#define _GNU_SOURCE
+#include <time.h>
+
+#include "spawner.h"
+
+/* So much is read in one turn of the loop before it looks for requests again. */
+#define TURN_BYTES (64u << 10)
+#define TURN_READS 16u
+/*
+ * Once the result is delivered, what its leftovers write is nobody's work any more: all of a sandbox
+ * together are read at this rate, and wait for it as for any slow reader.
+ */
+#define LEFTOVER_RATE (2u << 20) /* bytes per second */
+#define LEFTOVER_BURST (2u << 20)
+
+static struct link lanes = {&lanes, &lanes};
+
+static void link_last(struct link *ring, struct link *link)
+{
+	link->prev = ring->prev;
+	link->next = ring;
+	ring->prev->next = link;
+	ring->prev = link;
+}
+
+static void unlink_one(struct link *link)
+{
+	if (!link->next)
+		return;
+	link->prev->next = link->next;
+	link->next->prev = link->prev;
+	link->prev = link->next = NULL;
+}
+
+void turns_leave(struct stream *stream)
+{
+	struct lane *lane = stream->lane;
+
+	if (!lane)
+		return;
+	unlink_one(&stream->link);
+	stream->lane = NULL;
+	if (lane->streams.next == &lane->streams) {
+		unlink_one(&lane->link);
+		timer_cancel(&lane->timer);
+	}
+}
+
+void turns_join(struct stream *stream)
+{
+	struct sandbox *sandbox = stream->exec->sandbox;
+	struct lane *lane = stream->exec->ended ? &sandbox->leftover : &sandbox->running;
+
+	turns_leave(stream);
+	if (!lane->streams.next)
+		lane->streams = (struct link){&lane->streams, &lane->streams};
+	link_last(&lane->streams, &stream->link);
+	stream->lane = lane;
+	if (!lane->link.next && !lane->timer.index)
+		link_last(&lanes, &lane->link);
+}
+
+static void wait_over(struct timer *timer)
+{
+	struct lane *lane = container_of(timer, struct lane, timer);
+
+	link_last(&lanes, &lane->link);
+}
+
+/* How much may be read of leftovers now; if it is not worth a read, their lane has to wait. */
+static size_t allowance(struct lane *lane)
+{
+	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	uint64_t passed = now - lane->counted_ns;
+
+	if (!lane->counted_ns || passed > NS_PER_S)
+		lane->tokens = LEFTOVER_BURST;
+	else
+		lane->tokens += passed * LEFTOVER_RATE / NS_PER_S;
+	lane->counted_ns = now;
+	if (lane->tokens > LEFTOVER_BURST)
+		lane->tokens = LEFTOVER_BURST;
+	if (lane->tokens >= STREAM_READ_MAX)
+		return STREAM_READ_MAX;
+	unlink_one(&lane->link);
+	lane->timer.fire = wait_over;
+	timer_set(&lane->timer, now + (STREAM_READ_MAX - lane->tokens) * NS_PER_S / LEFTOVER_RATE);
+	return 0;
+}
+
+/* One read of the stream whose turn it is. Returns how much that was. */
+static size_t serve(struct lane *lane)
+{
+	struct stream *stream = container_of(lane->streams.next, struct stream, link);
+	struct sandbox *sandbox = stream->exec->sandbox;
+	size_t most = STREAM_READ_MAX, got;
+
+	/* Its exec may have ended since it was put in line. */
+	if (stream->exec->ended && lane == &sandbox->running) {
+		turns_join(stream);
+		return 0;
+	}
+	if (lane == &sandbox->leftover)
+		most = allowance(lane);
+	if (!most)
+		return 0;
+	got = stream_read(stream, most);
+	if (lane == &sandbox->leftover)
+		lane->tokens -= got;
+	if (!got && !stream->eof) {
+		turns_leave(stream);
+		stream_await(stream);
+	} else if (got) {
+		turns_join(stream);
+	}
+	exec_progress(stream->exec);
+	return got;
+}
+
+bool turns_run(void)
+{
+	size_t bytes = 0;
+
+	for (unsigned i = 0; i < TURN_READS && bytes < TURN_BYTES && lanes.next != &lanes; i++) {
+		struct lane *lane = container_of(lanes.next, struct lane, link);
+
+		unlink_one(&lane->link);
+		link_last(&lanes, &lane->link);
+		bytes += serve(lane);
+	}
+	return lanes.next != &lanes;
+}
