@@ -40,6 +40,7 @@
  * Above what a command may ask for, and below 64: a table that grows while it is shared (the father
  * waits in vfork) costs a grace period, 10 ms and more.
  */
+#define UNBORN_TRIES 20u
 #define HIGH_FD 48
 _Static_assert(EXTRA_TARGET_MAX < HIGH_FD && HIGH_FD + EXTRA_MAX + 1 < 64, "descriptors collide");
 
@@ -338,13 +339,21 @@ static const char *path_of(char **env)
 	return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 }
 
-/* The command still uses our memory if what waited for it was killed: only by the machine's end. */
+/*
+ * The command still uses our memory if what waited for it was killed: only by the machine's end.
+ * If what should have made it was killed just before, there is none, and nobody clears the flag.
+ */
 static void await_departure(struct launch *launch)
 {
+	const struct timespec patience = {.tv_nsec = 100000000l};
 	uint32_t running;
+	unsigned unborn = 0;
 
-	while ((running = __atomic_load_n(&launch->running, __ATOMIC_ACQUIRE)))
-		syscall(SYS_futex, &launch->running, FUTEX_WAIT, running, NULL, NULL, 0);
+	while ((running = __atomic_load_n(&launch->running, __ATOMIC_ACQUIRE))) {
+		if (!__atomic_load_n(&launch->pid, __ATOMIC_ACQUIRE) && unborn++ == UNBORN_TRIES)
+			return;
+		syscall(SYS_futex, &launch->running, FUTEX_WAIT, running, &patience, NULL, 0);
+	}
 }
 
 pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage)

@@ -157,6 +157,11 @@ static int detached_directory(void)
 	return mount < 0 ? -errno : mount;
 }
 
+bool overlay_takes_descriptors(void)
+{
+	return takes_descriptors;
+}
+
 int overlay_prepare(void)
 {
 	static const char *const places[] = {LAYERS_PLACE, UPPER_PLACE, STACK_PLACE};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define OVERLAY_LOWERS_MAX 128u
@@ -19,6 +20,9 @@ struct overlay {
  * may make directories. Returns 0 or -errno.
  */
 int overlay_prepare(void);
+
+/* Whether this kernel's overlay takes detached mounts by descriptor (Linux 6.15 and later). */
+bool overlay_takes_descriptors(void);
 
 /* A detached mount, made under the calling thread's file system identity; or -errno. */
 int overlay_mount(const struct overlay *overlay);

@@ -289,14 +289,13 @@ failed:
 
 /*
  * One made ahead when there was nothing else to do. Its files belong to 0 of whoever it is
- * idmapped to; before Linux 6.3 tmpfs cannot be idmapped, and each is made when it is needed.
+ * idmapped to. Older kernels cannot idmap tmpfs: there each is made when it is needed.
  */
 static int spare_dev = -1;
-static bool no_spare_dev;
 
 static void keep_spare_dev(void)
 {
-	if (spare_dev < 0 && !no_spare_dev)
+	if (spare_dev < 0 && overlay_takes_descriptors())
 		spare_dev = make_dev();
 }
 
@@ -308,7 +307,6 @@ static int take_dev(int userns, uint32_t id_base)
 	if (dev >= 0) {
 		if (idmap(dev, userns) == 0)
 			return dev;
-		no_spare_dev = true;
 		close_quietly(&dev);
 	}
 	act_as(id_base);
