@@ -69,6 +69,7 @@ class ImageStore:
         self.layers_directory = self._layers.directory
         self._refs = root / "refs"
         self._cache = root / "cache"
+        self._records: dict[Path, tuple[tuple[int, ...], ImageRecord]] = {}
         self._layers.prepare(self._refs, self._cache)
 
     def __enter__(self) -> Self:
@@ -235,6 +236,15 @@ class ImageStore:
         return self._refs / names.file_name(name)
 
     def _read_ref(self, path: Path) -> ImageRecord:
+        """Read a record, or give the one that was read if the file is the same."""
+        status = path.stat()
+        key = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        known = self._records.get(path)
+        if known is None or known[0] != key:
+            known = self._records[path] = key, self._parse_ref(path)
+        return known[1]
+
+    def _parse_ref(self, path: Path) -> ImageRecord:
         try:
             raw = json.loads(path.read_bytes())
             config = ImageConfig(

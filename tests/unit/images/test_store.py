@@ -43,6 +43,18 @@ def test_resolve_gives_back_what_was_tagged(store: ImageStore, add: Add) -> None
     assert (store.layer_root(upper) / "b").read_text() == "2"
 
 
+def test_resolve_sees_what_another_store_has_tagged_or_removed(store: ImageStore, add: Add) -> None:
+    """Records are kept in memory; a build in another process must not be run against."""
+    first = store.tag("mine", [add(a="1")], ImageConfig())
+    assert store.resolve("mine") == first
+    with ImageStore(store.root) as other:
+        second = other.tag("mine", first.layers, ImageConfig(workdir="/elsewhere"))
+        assert store.resolve("mine") == second != first
+        other.remove("mine")
+    with pytest.raises(ImageNotFoundError):
+        store.resolve("mine")
+
+
 def test_resolve_of_unknown_name_says_how_to_get_it(store: ImageStore) -> None:
     """The first command of a new user fails here; the message must carry them on."""
     with pytest.raises(ImageNotFoundError, match="coldframe image bootstrap debian:bookworm"):
