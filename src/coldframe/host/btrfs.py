@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
+
+from coldframe.host import syscalls
 
 _MAGIC = 0x94
 _READ, _WRITE = 2, 1
@@ -33,25 +34,25 @@ def _named(name: str) -> bytearray:
 
 def create_subvolume(directory: int, name: str) -> None:
     """Make a subvolume in an open directory. Raises OSError."""
-    fcntl.ioctl(directory, _SUBVOL_CREATE, _named(name))
+    syscalls.ioctl(directory, _SUBVOL_CREATE, _named(name))
 
 
 def destroy_subvolume(directory: int, name: str) -> None:
     """Drop a subvolume with all its content, at once; its space comes back soon. Raises OSError."""
-    fcntl.ioctl(directory, _SNAP_DESTROY, _named(name))
+    syscalls.ioctl(directory, _SNAP_DESTROY, _named(name))
 
 
 def sweep(directory: int) -> None:
     """Commit, and begin to free what was dropped. Raises OSError."""
-    fcntl.ioctl(directory, _SYNC)
+    syscalls.ioctl(directory, _SYNC, bytearray())
 
 
 def enable_simple_quota(directory: int) -> None:
     """Let limits be set on this file system (Linux 6.7 and later). Raises OSError."""
-    fcntl.ioctl(directory, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE_QUOTA, 0)))
+    syscalls.ioctl(directory, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE_QUOTA, 0)))
 
 
 def limit_subvolume(subvolume: int, limit_bytes: int) -> None:
     """Bound what an open subvolume may hold; writers get EDQUOT beyond. Raises OSError."""
     arguments = struct.pack("6Q", 0, _LIMIT_REFERENCED, limit_bytes, 0, 0, 0)
-    fcntl.ioctl(subvolume, _QGROUP_LIMIT, bytearray(arguments))
+    syscalls.ioctl(subvolume, _QGROUP_LIMIT, bytearray(arguments))

@@ -178,7 +178,7 @@ class RootTree:
 
 def reopen(handle: int, flags: int) -> int:
     """Open what an O_PATH descriptor names, never waiting for it."""
-    return os.open(fd_path(handle), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return os.open(f"/proc/self/fd/{handle}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def fd_path(fd: int) -> Path:

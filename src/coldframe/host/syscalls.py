@@ -73,6 +73,16 @@ def openat2(dirfd: int, path: bytes, flags: int, *, resolve: int, mode: int = 0)
     return fd
 
 
+def ioctl(fd: int, request: int, argument: bytearray) -> None:
+    """Make a device call that reads and writes `argument`; other threads run meanwhile.
+
+    `fcntl.ioctl` stops them all for an argument of more than 1 KiB.
+    """
+    buffer = (ctypes.c_char * len(argument)).from_buffer(argument)
+    if _libc.ioctl(ctypes.c_int(fd), ctypes.c_ulong(request), buffer) < 0:
+        raise _fail()
+
+
 def set_fs_ids(uid: int, gid: int) -> None:
     """Set this thread's file system ids and raise its effective capabilities again.
 

@@ -18,6 +18,7 @@ from coldframe.protocol.errors import FileError, UserNotFoundError
 
 T = TypeVar("T")
 
+_ETC = b"/etc"
 _FILE_LIMIT = 1 << 20
 _GROUPS_LIMIT = 1024
 _SHARED_FILES = 64
@@ -58,8 +59,8 @@ class Users:
     """The users of one sandbox, as its files say at the time of each question."""
 
     def __init__(self) -> None:
-        self._passwd = _Cached(b"/etc/passwd", _parse_accounts)
-        self._group = _Cached(b"/etc/group", _parse_groups)
+        self._passwd = _Cached(b"passwd", _parse_accounts)
+        self._group = _Cached(b"group", _parse_groups)
         self._known: dict[str | int, User] = {}
 
     def resolve(self, tree: RootTree, wanted: str | int) -> User:
@@ -68,14 +69,23 @@ class Users:
         A number needs no entry, and no file that can be read: one that cannot has no entries
         for it. Raises UserNotFoundError.
         """
-        accounts_changed = self._passwd.look(tree)
-        groups_changed = self._group.look(tree)
-        if accounts_changed or groups_changed:
-            self._known.clear()
+        if not self._unchanged(tree):
+            accounts_changed = self._passwd.look(tree)
+            groups_changed = self._group.look(tree)
+            if accounts_changed or groups_changed:
+                self._known.clear()
         known = self._known.get(wanted)
         if known is None:
             known = self._known[wanted] = _resolve(self._passwd, self._group, wanted)
         return known
+
+    def _unchanged(self, tree: RootTree) -> bool:
+        """Whether both are plainly the files that were read: half the price of opening each."""
+        try:
+            with closing(tree.open(_ETC, os.O_PATH | os.O_DIRECTORY)) as etc:
+                return self._passwd.is_in(etc) and self._group.is_in(etc)
+        except OSError:  # one of them is absent
+            return False
 
 
 def _resolve(passwd: _Cached[_Account], group: _Cached[_Group], wanted: str | int) -> User:
@@ -137,14 +147,19 @@ def _id(text: str) -> int | None:
 
 
 class _Cached(Generic[T]):
-    """One file, parsed; looked at on every question, read only when it is another one."""
+    """One file of /etc, parsed; looked at on every question, read only when it is another one."""
 
-    def __init__(self, path: bytes, parse: Callable[[str], Rows[T]]) -> None:
-        self._path, self._parse = path, parse
+    def __init__(self, name: bytes, parse: Callable[[str], Rows[T]]) -> None:
+        self._name, self._path, self._parse = name, _ETC + b"/" + name, parse
         self._key: _Key | None = None
         self._problem: str | None = None
         self.rows: Rows[T] = ()
         """An absent file has none, and so has one that cannot be read."""
+
+    def is_in(self, etc: int) -> bool:
+        """Whether the file that was read is the one in a directory, itself and not by a link."""
+        status = os.stat(self._name, dir_fd=etc, follow_symlinks=False)
+        return self._key == _key(status)
 
     def look(self, tree: RootTree) -> bool:
         """Read the file if it is another one than before; return whether the rows may differ."""
@@ -154,13 +169,7 @@ class _Cached(Generic[T]):
             return self._replace(None, (), None)
         with closing(handle):
             status = os.fstat(handle)
-            key = (
-                status.st_dev,
-                status.st_ino,
-                status.st_size,
-                status.st_mtime_ns,
-                status.st_ctime_ns,
-            )
+            key = _key(status)
             if key == self._key:
                 return False
             try:
@@ -188,6 +197,17 @@ class _Cached(Generic[T]):
             shown = os.fsdecode(self._path)
             raise FileError(f"{shown!r} is larger than {_FILE_LIMIT} bytes")
         return data.decode("utf-8", "surrogateescape")
+
+
+def _key(status: os.stat_result) -> _Key:
+    """What is another when the file or its content is another."""
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
 
 
 @lru_cache(maxsize=_SHARED_FILES)

@@ -87,6 +87,35 @@ def test_resolve_sees_every_change_of_the_files(etc: Tree) -> None:
         users.resolve(etc.files.tree, "late")
 
 
+def test_resolve_sees_that_etc_itself_is_another_directory(etc: Tree) -> None:
+    """The files are looked at by their directory, which may be swapped, or become a link."""
+    users = Users()
+    assert users.resolve(etc.files.tree, "agent").uid == 1000
+    other = etc.path / "other"
+    other.mkdir()
+    for name in ("passwd", "group"):
+        (other / name).write_text((etc.path / "etc" / name).read_text().replace("1000", "2000"))
+
+    (etc.path / "etc").rename(etc.path / "before")
+    (etc.path / "etc").symlink_to("/other")
+    assert users.resolve(etc.files.tree, "agent").uid == 2000
+    (etc.path / "etc").unlink()
+    (etc.path / "before").rename(etc.path / "etc")
+    assert users.resolve(etc.files.tree, "agent").uid == 1000
+
+
+def test_resolve_sees_changes_behind_a_link(etc: Tree) -> None:
+    """Some images keep their passwd elsewhere; the link stays the same whatever it leads to."""
+    users = Users()
+    path, kept = etc.path / "etc/passwd", etc.path / "kept"
+    path.rename(kept)
+    path.symlink_to("/kept")
+    assert users.resolve(etc.files.tree, "agent").uid == 1000
+
+    kept.write_text(PASSWD.replace("1000", "2000"))
+    assert users.resolve(etc.files.tree, "agent").uid == 2000
+
+
 def test_resolve_ignores_lines_that_make_no_sense(etc: Tree) -> None:
     """The agent may write anything into these files."""
     (etc.path / "etc/passwd").write_bytes(
