@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from coldframe.host import wire
 
@@ -135,8 +136,7 @@ class Started:
     """Master side of its terminal; belongs to the receiver."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
+class StreamEnd(NamedTuple):
     """One stream at the end of the command."""
 
     total: int
@@ -162,8 +162,7 @@ class Leftover:
     name: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ExecEnd:
+class ExecEnd(NamedTuple):
     """How a command ended."""
 
     signalled: bool

@@ -24,7 +24,7 @@ from coldframe.protocol.models import Output
 
 STDOUT, STDERR = 0, 1
 _NEVER = (1 << 63) - 1
-_EMPTY_SHA256 = Output().sha256
+_EMPTY = Output()
 
 
 class NativeOutput:
@@ -236,11 +236,13 @@ def _head_alone(stream: StreamEnd, fd: int, spool_bytes: int, window_bytes: int)
 
 def whole_window(stream: StreamEnd, window_bytes: int) -> Output:
     """The window of a stream that came back whole with the end."""
+    if not stream.total:
+        return _EMPTY
     data = stream.data or b""
     head_end, tail_start = window_ends(len(data), window_bytes, len(data))
     return Output.model_construct(
         total_bytes=stream.total,
-        sha256=stream.sha256.hex() if stream.total else _EMPTY_SHA256,
+        sha256=stream.sha256.hex(),
         head=data[:head_end],
         tail=data[tail_start:],
     )

@@ -33,6 +33,8 @@ _INLINE_BYTES = 64 << 10
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EUSERS})
 _NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR})
+_Environment = tuple[dict[bytes, bytes], dict[Argument, Argument]]
+"""What a command gets, and the same as its request shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Planner:
         self._env: dict[bytes, bytes] = {}
         for name, value in (*image.config.env, *spec.env.items()):
             self._env[encode_name(name)] = encode(value, f"the value of {name!r}")
+        self._usual: tuple[User, _Environment] | None = None
+        """The environment of a user's commands that ask for none of their own."""
 
     def default_owner(self, tree: RootTree) -> tuple[int, int]:
         """The ids of the sandbox's default user; root's if the image does not know it."""
@@ -105,7 +109,7 @@ class Planner:
         """
         wanted = self._user if request.user is None else request.user
         user = self._users.resolve(tree, wanted)
-        env = self._environment(request, user)
+        env, shown = self._environment(request, user)
         if request.cwd is None:
             cwd = self._cwd
         else:
@@ -116,15 +120,18 @@ class Planner:
         else:
             argv = [encode(argument, "an argument") for argument in request.argv or ()]
         filled = request.model_copy(
-            update={
-                "cwd": _readable(cwd),
-                "env": {_readable(name): _readable(value) for name, value in env.items()},
-                "user": wanted,
-            }
+            update={"cwd": _readable(cwd), "env": dict(shown), "user": wanted}
         )
         return Plan(filled, argv, env, cwd, user)
 
-    def _environment(self, request: ExecRequest, user: User) -> dict[bytes, bytes]:
+    def _environment(self, request: ExecRequest, user: User) -> _Environment:
+        if request.env or request.pty is not None:
+            return _with_shown(self._merged(request, user))
+        if self._usual is None or self._usual[0] is not user:
+            self._usual = user, _with_shown(self._merged(request, user))
+        return self._usual[1]
+
+    def _merged(self, request: ExecRequest, user: User) -> dict[bytes, bytes]:
         env = {b"PATH": DEFAULT_PATH, b"HOME": user.home.encode("utf-8", "surrogateescape")}
         if user.name is not None:
             env[b"USER"] = user.name.encode("utf-8", "surrogateescape")
@@ -138,6 +145,10 @@ class Planner:
             else:
                 env[key] = encode(value, f"the value of {name!r}")
         return env
+
+
+def _with_shown(env: dict[bytes, bytes]) -> _Environment:
+    return env, {_readable(name): _readable(value) for name, value in env.items()}
 
 
 def encode(argument: Argument, what: str) -> bytes:
