@@ -317,8 +317,11 @@ async def test_watch_returns_when_output_grows(native: Native) -> None:
     progress = await watched
     assert (progress.stdout_total, progress.ended) == (4, False)
     assert os.pread(spools.stdout_fd, 100, 0) == b"one\n"
+    # Asked before, as nothing is known of a command that has ended.
+    watched = asyncio.ensure_future(native.spawner.watch(execution, 4, 0))
+    await asyncio.sleep(0)
     os.write(write_end, b"\n")
-    assert (await native.spawner.watch(execution, 4, 0)).stdout_total == 8
+    assert (await watched).stdout_total == 8
     os.close(write_end)
     os.close(spools.stdout_fd)
     os.close(spools.stderr_fd)

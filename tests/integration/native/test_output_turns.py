@@ -105,7 +105,7 @@ async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native
                 await _read(wrote, 2)
             await asyncio.gather(*watched)
 
-    assert order.index("one") <= 1
+    assert order.index("one") <= 3  # of eleven
 
 
 async def test_end_takes_what_was_written_until_then_and_no_more(native: Native) -> None:
