@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from coldframe.host import wire
-from coldframe.host.link import close_all
+from coldframe.host.descriptors import close_all, no_room
 from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import (
     Created,
@@ -23,6 +23,7 @@ from coldframe.host.spawner_types import (
     WorkerStat,
 )
 from coldframe.host.wire import Fields, Tag, Type
+from coldframe.protocol.errors import Execution
 
 T = TypeVar("T")
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -79,6 +80,10 @@ class Answer(Generic[T]):
             self.future.set_result(self._decode(fields, descriptors))
         return True
 
+    def lose(self, _: int) -> bool:
+        self.fail(no_room("the spawner's answer was lost"))
+        return True
+
     def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
@@ -104,6 +109,17 @@ class ExecAnswer(Answer[ExecEnd]):
         if frame_type == Type.ERROR and started is not None and not started.done():
             started.set_exception(_fault(fields))
         return super().answer(frame_type, fields, descriptors)
+
+    def lose(self, frame_type: int) -> bool:
+        started = self._started
+        if frame_type == Type.STARTED:
+            if started is not None and not started.done():
+                what = "the command was started, but its terminal cannot be reached"
+                started.set_exception(no_room(what, execution=Execution.EXECUTED))
+            return False
+        what = "the command was executed and has ended, but its output was lost"
+        self.fail(no_room(what, execution=Execution.EXECUTED))
+        return True
 
     def fail(self, error: Exception) -> None:
         if self._started is not None and not self._started.done():

@@ -1,18 +1,19 @@
 """One connection to one spawner worker: send requests, match answers, keep count of descriptors.
 
-Frames only; what their fields mean is known in spawner.py.
+Frames only; what their fields mean is known in spawner.py. Where this process has no room for the
+descriptors of an answer, the kernel drops them: that answer is lost, the connection is not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from coldframe.host import wire
+from coldframe.host.descriptors import close_all, copy_all
 from coldframe.host.wire import Fields, Type
 
 _RECEIVE_BYTES = 256 << 10
@@ -27,6 +28,9 @@ class Waiter(Protocol):
 
     def answer(self, frame_type: int, fields: Fields, descriptors: list[int]) -> bool:
         """Take an answer and its descriptors; return whether it was the last one."""
+
+    def lose(self, frame_type: int) -> bool:
+        """An answer came without its descriptors; return whether it was the last one."""
 
     def fail(self, error: Exception) -> None:
         """No answer will come."""
@@ -46,7 +50,8 @@ class Link:
         self._on_event, self._on_lost = on_event, on_lost
         self._waiting: dict[int, Waiter] = {}
         self._splitter = wire.Splitter()
-        self._descriptors: list[int] = []
+        self._batches: deque[list[int] | None] = deque()
+        """Descriptors of one frame each, as they came; None: dropped for want of room."""
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._next_id = 1
         self.open = True
@@ -84,9 +89,10 @@ class Link:
         self._sock.close()
         for _, held in self._unsent:
             close_all(held)
-        close_all(self._descriptors)
+        for batch in self._batches:
+            close_all(batch or [])
         self._unsent.clear()
-        self._descriptors = []
+        self._batches.clear()
         self._on_lost(reason)
 
     def fail_all(self, error: Exception) -> None:
@@ -104,8 +110,7 @@ class Link:
                 sent = 0
             if sent == len(frame):
                 return
-        held = [] if sent else [os.dup(fd) for fd in descriptors]
-        self._unsent.append((frame[sent:], held))
+        self._unsent.append((frame[sent:], [] if sent else copy_all(descriptors)))
         self._loop.add_writer(self._sock.fileno(), self._writable)
 
     def _sendmsg(self, data: bytes, descriptors: Sequence[int]) -> int:
@@ -142,40 +147,52 @@ class Link:
 
     def _read_once(self) -> bool:
         """Read what is there; return whether more may follow."""
-        data, ancillary, _, _ = self._sock.recvmsg(
+        data, ancillary, flags, _ = self._sock.recvmsg(
             _RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
         )
+        # One read brings the descriptors of one frame at most: the last that begins in it.
+        batch: list[int] = []
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._descriptors.extend(memoryview(payload).cast("i"))
+                batch.extend(memoryview(payload).cast("i"))
+        dropped = bool(flags & socket.MSG_CTRUNC)
+        if dropped:
+            close_all(batch)
+            self._batches.append(None)
+        elif batch:
+            self._batches.append(batch)
         if not data:
             self.close("the worker ended")
             return False
         for frame_type, count, request_id, body in self._splitter.feed(data):
-            if count > len(self._descriptors):
-                raise wire.ProtocolError("descriptors are missing")
-            taken = self._descriptors[:count]
-            del self._descriptors[:count]
+            taken = self._take(count)
             self._dispatch(frame_type, request_id, wire.decode_fields(body), taken)
         # A read that ends at a descriptor's frame is short although more is waiting.
-        return self.open and (bool(ancillary) or len(data) == _RECEIVE_BYTES)
+        return self.open and (bool(ancillary) or dropped or len(data) == _RECEIVE_BYTES)
+
+    def _take(self, count: int) -> list[int] | None:
+        """The descriptors of the next frame; None: they were dropped."""
+        if not count:
+            return []
+        batch = self._batches.popleft() if self._batches else []
+        if batch is not None and len(batch) != count:
+            close_all(batch)
+            raise wire.ProtocolError("descriptors are missing")
+        return batch
 
     def _dispatch(
-        self, frame_type: int, request_id: int, fields: Fields, descriptors: list[int]
+        self, frame_type: int, request_id: int, fields: Fields, descriptors: list[int] | None
     ) -> None:
         if request_id == 0:
-            self._on_event(frame_type, fields, descriptors)
+            self._on_event(frame_type, fields, descriptors or [])
             return
         waiter = self._waiting.get(request_id)
         if waiter is None:
-            close_all(descriptors)
+            close_all(descriptors or [])
             raise wire.ProtocolError(f"an answer to request {request_id}, which nobody made")
-        if waiter.answer(frame_type, fields, descriptors):
+        if descriptors is None:
+            last = waiter.lose(frame_type)
+        else:
+            last = waiter.answer(frame_type, fields, descriptors)
+        if last:
             del self._waiting[request_id]
-
-
-def close_all(descriptors: list[int]) -> None:
-    """Close each descriptor of a list and empty it."""
-    for fd in descriptors:
-        os.close(fd)
-    descriptors.clear()

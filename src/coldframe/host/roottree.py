@@ -17,6 +17,7 @@ from pathlib import Path
 
 from coldframe.host import syscalls
 from coldframe.protocol.errors import (
+    CapacityError,
     ColdframeError,
     FileError,
     InvalidRequestError,
@@ -74,6 +75,9 @@ _BY_ERRNO: dict[int, type[ColdframeError]] = {
     errno.EPERM: PathRefusedError,
     errno.EXDEV: PathRefusedError,
     errno.ESTALE: SandboxGoneError,
+    errno.EMFILE: CapacityError,
+    errno.ENFILE: CapacityError,
+    errno.ENOMEM: CapacityError,
 }
 _TEXTS = {errno.EXDEV: "on a pseudo file system of the sandbox (/proc, /sys, /dev); use exec"}
 

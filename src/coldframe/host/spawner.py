@@ -8,6 +8,7 @@ loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from coldframe.host import answers, wire
-from coldframe.host.link import Field, Link, close_all
+from coldframe.host.descriptors import close_all, needing_room
+from coldframe.host.link import Field, Link
 from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import (
     Argument,
@@ -42,7 +44,7 @@ from coldframe.host.spawner_types import (
     WorkerStat,
 )
 from coldframe.host.wire import Fields, Scope, Tag, Type
-from coldframe.protocol.errors import CapabilityError, SpawnerLostError
+from coldframe.protocol.errors import CapabilityError, CapacityError, SpawnerLostError
 
 __all__ = [
     "CreateSpec",
@@ -75,7 +77,8 @@ class Execution:
     sandbox_id: str
     exec_id: int
     ended: Outcome[ExecEnd]
-    """Raises SpawnerFault (not executed) or SpawnerLostError."""
+    """Raises SpawnerFault (not executed), SpawnerLostError, or CapacityError: it was executed,
+    and what came back found no room in this process."""
     started: Outcome[Started] | None
     """Only with `want_started`; raises the same."""
     _worker: _Worker = field(repr=False)
@@ -171,6 +174,7 @@ class Spawner:
         Raises:
             SpawnerFault: a step failed (`stage` names it); nothing is left.
             SpawnerLostError: the worker died meanwhile.
+            CapacityError: this process has no room for its descriptors; nothing is left.
             ValueError: the frame would be too long.
         """
         worker = self._pick()
@@ -179,6 +183,12 @@ class Spawner:
         fields = _create_fields(spec, descriptors)
         try:
             return await self._ask(worker, Type.CREATE, fields, answers.decode_created, descriptors)
+        except CapacityError:
+            # It may be there all the same, without a root that we could reach.
+            with contextlib.suppress(SpawnerFault):
+                await self.destroy(spec.sandbox_id)
+            self._of.pop(spec.sandbox_id, None)
+            raise
         except (SpawnerFault, ValueError):
             self._of.pop(spec.sandbox_id, None)
             raise
@@ -385,7 +395,8 @@ class Spawner:
         descriptors: Sequence[int] = (),
     ) -> None:
         try:
-            worker.link.request(frame_type, fields, waiter, descriptors)
+            with needing_room("the spawner was not asked"):
+                worker.link.request(frame_type, fields, waiter, descriptors)
         except (BrokenPipeError, ConnectionError) as error:
             worker.link.close(str(error))
             raise SpawnerLostError(f"the spawner worker is gone: {error}") from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+from coldframe.host.descriptors import needing_room
 from coldframe.host.roottree import IDS_PER_SANDBOX, RootTree, closing, reopen, require_regular
 from coldframe.protocol.errors import FileError, UserNotFoundError
 
@@ -164,7 +165,8 @@ class _Cached(Generic[T]):
     def look(self, tree: RootTree) -> bool:
         """Read the file if it is another one than before; return whether the rows may differ."""
         try:
-            handle = tree.open(self._path)
+            with needing_room("the sandbox's users cannot be read"):
+                handle = tree.open(self._path)
         except OSError:  # absent, or where no file can be
             return self._replace(None, (), None)
         with closing(handle):
@@ -191,7 +193,9 @@ class _Cached(Generic[T]):
 
     def _content(self, handle: int, status: os.stat_result) -> str:
         require_regular(status, self._path)
-        with closing(reopen(handle, os.O_RDONLY)) as fd:
+        with needing_room("the sandbox's users cannot be read"):
+            fd = reopen(handle, os.O_RDONLY)
+        with closing(fd):
             data = os.pread(fd, min(status.st_size, _FILE_LIMIT) + 1, 0)
         if len(data) > _FILE_LIMIT:
             shown = os.fsdecode(self._path)

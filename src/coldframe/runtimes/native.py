@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from coldframe.host import census, gc
 from coldframe.host.cgroups import NodeCgroups, make_node_cgroups
+from coldframe.host.descriptors import needing_room
 from coldframe.host.egress import steering
 from coldframe.host.egress.resolver import Resolve
 from coldframe.host.fsthreads import FileThreads
@@ -286,7 +287,8 @@ class NativeRuntime:
         spawner = await self._current_spawner()
         id_base = self._ids.take()
         try:
-            created = await self._make(spawner, sandbox_id, spec, image, id_base)
+            with needing_room(f"sandbox {sandbox_id!r} was not made"):
+                created = await self._make(spawner, sandbox_id, spec, image, id_base)
         except BaseException:
             await self._discard(sandbox_id, id_base)
             raise

@@ -6,16 +6,24 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import struct
 import termios
 import time
 from collections.abc import Callable
 
 from coldframe.host import wire
+from coldframe.host.descriptors import needing_room
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.host.pipes import StatusStream, StdinFeed
 from coldframe.host.spawner import ExecEnd, Execution, Spawner, SpawnerFault, Started
-from coldframe.protocol.errors import ColdframeError, InvalidRequestError, SpawnerLostError
+from coldframe.protocol import errors
+from coldframe.protocol.errors import (
+    CapacityError,
+    ColdframeError,
+    InvalidRequestError,
+    SpawnerLostError,
+)
 from coldframe.protocol.models import (
     ExecResult,
     Output,
@@ -84,16 +92,25 @@ class NativeExec:
             return
         try:
             self._started = await self.execution.started
+            if self._started.pty_fd is not None:
+                self._take_terminal(self._started.pty_fd)
         except (SpawnerFault, SpawnerLostError):
             await self.wait()  # raises the same, typed
             raise
-        if self._started.pty_fd is not None:
-            self._pty = self._started.pty_fd
-            self._feed = StdinFeed(os.dup(self._pty))
-            if self._plan.request.stdin:
-                self._feed.give(self._plan.request.stdin)
+        except CapacityError:
+            # It runs, and nobody could ever reach it: it has no terminal of ours.
+            await self.signal(signal.SIGKILL, SignalScope.TREE)
+            raise
+        finally:
             if not self.running:
                 self._close_input()
+
+    def _take_terminal(self, master: int) -> None:
+        self._pty = master
+        with needing_room("the terminal cannot be written to", execution=errors.Execution.EXECUTED):
+            self._feed = StdinFeed(os.dup(master))
+        if self._plan.request.stdin:
+            self._feed.give(self._plan.request.stdin)
 
     def _ended(self, _: Outcome[ExecEnd]) -> None:
         self._close_input()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import os
 
+from coldframe.host.descriptors import copy_all, needing_room
 from coldframe.host.outcome import Undertaking
+from coldframe.host.roottree import closing
 from coldframe.host.spawner import (
     ExecEnd,
     Execution,
@@ -19,7 +21,7 @@ from coldframe.host.spawner import (
     StreamEnd,
 )
 from coldframe.host.spools import first_kept, read_spool, window_ends
-from coldframe.protocol.errors import SpawnerLostError
+from coldframe.protocol.errors import CapacityError, SpawnerLostError
 from coldframe.protocol.models import Output
 
 STDOUT, STDERR = 0, 1
@@ -133,7 +135,7 @@ class NativeOutput:
             raise error
         try:
             end = await self._execution.ended
-        except SpawnerLostError:
+        except (SpawnerLostError, CapacityError):  # what came with the end is lost
             if not self._fds:
                 raise
         else:
@@ -153,7 +155,11 @@ class NativeOutput:
             return
         if self._opening is None:
             self._opening = Undertaking(self._find())
-        await self._opening
+        try:
+            await self._opening
+        except CapacityError:
+            self._opening = None  # there may be room the next time
+            raise
         self._opened = True
 
     async def _find(self) -> None:
@@ -185,10 +191,11 @@ class NativeOutput:
         if all(stream.spool_fd is None for stream in streams):
             self._inline = [data or b"" for data in self._inline]
             return
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        fds = (null if stream.spool_fd is None else stream.spool_fd for stream in streams)
-        self._fds = [os.dup(fd) for fd in fds]
-        os.close(null)
+        with needing_room("the output cannot be read"):
+            null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            with closing(null):
+                fds = (null if stream.spool_fd is None else stream.spool_fd for stream in streams)
+                self._fds = copy_all(fds)
 
     # --- windows ------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.host import processes
+from coldframe.host.descriptors import needing_room
 from coldframe.host.egress.gateway import LISTENERS
 from coldframe.host.export import export_layer
 from coldframe.host.fsthreads import run_to_its_end
@@ -95,11 +96,12 @@ class NativeSandbox:
         """See `SandboxHandle.start_exec`."""
         self._require_alive()
         plan = self.parts.planner.plan(self.parts.files.tree, request)
-        pipes = CommandPipes.for_request(
-            stdin=request.stdin if request.pty is None else None,
-            stdin_open=request.stdin_open and request.pty is None,
-            status=request.status_pipe,
-        )
+        with needing_room("the command was not executed"):
+            pipes = CommandPipes.for_request(
+                stdin=request.stdin if request.pty is None else None,
+                stdin_open=request.stdin_open and request.pty is None,
+                status=request.status_pipe,
+            )
         try:
             running = self._launch(plan, operation_id, pipes)
         except BaseException:

@@ -13,6 +13,8 @@ import pytest
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     ArgumentsTooLongError,
+    CapacityError,
+    Execution,
     InvalidRequestError,
     PathRefusedError,
     PortUnreachableError,
@@ -27,6 +29,7 @@ from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest, PtySize, Reason, SignalScope
 from coldframe.runtimes.native import NativeRuntime
 from coldframe.runtimes.native_sandbox import NativeSandbox
+from tests.fixtures.descriptors import room_for
 from tests.fixtures.runtime import MakeSandbox, open_descriptors, run
 
 MIB = 1 << 20
@@ -35,6 +38,44 @@ MIB = 1 << 20
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
+
+
+# --- no descriptor left -----------------------------------------------------------------
+
+
+async def test_exec_whose_terminal_found_no_room_is_killed_and_typed(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """It would run on where nobody could see it, reach it or know of it."""
+    request = ExecRequest(command="sleep 1000", pty=PtySize(rows=24, cols=80))
+    await run(native_sandbox, "true")
+    before = open_descriptors()
+
+    with room_for(1), pytest.raises(CapacityError, match="ulimit -n") as caught:
+        await native_sandbox.start_exec(request, new_operation_id())
+
+    assert caught.value.execution is Execution.EXECUTED
+    async with asyncio.timeout(10):
+        while True:
+            if not await native_sandbox.processes():
+                break
+            await asyncio.sleep(0.01)
+    assert open_descriptors() == before
+
+
+async def test_exec_without_room_for_its_pipes_is_not_executed(
+    native_sandbox: NativeSandbox,
+) -> None:
+    """Neither the policy's fault nor a user that the image has not."""
+    await run(native_sandbox, "true")
+    for request in (ExecRequest(command="cat", stdin=b"x"), ExecRequest(command="id", user="root")):
+        with room_for(0), pytest.raises(CapacityError, match="ulimit -n") as caught:
+            await native_sandbox.start_exec(request, new_operation_id())
+        assert caught.value.execution is Execution.NOT_EXECUTED
+    with room_for(0), pytest.raises(CapacityError):
+        await native_sandbox.files.stat("/bin")
+
+    assert (await run(native_sandbox, "echo on")).stdout == b"on\n"
 
 
 # --- time, trees ----------------------------------------------------------------------
