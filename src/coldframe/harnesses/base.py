@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -28,6 +28,8 @@ from coldframe.trajectories.schema import Termination
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox, ExecOptions
+
+McpTransport = Literal["stdio", "sse", "streamable-http"]
 
 OUTPUT_WINDOW_BYTES = 8 * MIB
 """Per stream, how much of a command's output is brought to the record."""
@@ -92,6 +94,21 @@ class Solution:
     """On this machine; uploaded by the harness that asked for it."""
     env: dict[str, str] = field(default_factory=dict)
     script: str = "solve.sh"
+
+
+@dataclass(frozen=True)
+class McpServer:
+    """A server of the Model Context Protocol that the task offers its agent."""
+
+    name: str
+    transport: McpTransport
+    url: str | None = None
+    """Of `sse` and `streamable-http`, as seen from the sandbox."""
+    command: str | None = None
+    """Of `stdio`: the program to start in the sandbox."""
+    args: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """To send with each request; may hold secrets."""
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class Attempt:
         expected_image: str | None = None,
     ) -> None:
         self.client, self.images, self.task, self.settings = client, images, task, settings
+        self.step = task.steps[0]
         self.sample, self.number, self.queue_s = sample, attempt, queue_s
         self.expected_image = expected_image
         self.redactor = Redactor(_secrets(task, settings))
@@ -175,10 +176,10 @@ class Attempt:
             limits["disk_bytes"] = spec.storage_mb * MIB
         sandbox = await self.client.create_sandbox(
             image,
-            env=spec.env or None,
+            env=dict(spec.env) or None,
             workdir=spec.workdir,
             labels=labels,
-            ttl_s=self.agent_s() + task.verifier_timeout_s + LEASE_SLACK_S,
+            ttl_s=self.agent_s() + self.step.verifier.timeout_s + LEASE_SLACK_S,
             **limits,
         )
         self.sandbox = sandbox
@@ -186,7 +187,7 @@ class Attempt:
 
     def agent_s(self) -> float:
         """Return the agent's time: the smaller of the task's and the caller's."""
-        return min(self.settings.limits.wall_s, self.task.agent_timeout_s or float("inf"))
+        return min(self.settings.limits.wall_s, self.step.agent.timeout_s or float("inf"))
 
     async def _set_up(self, sandbox: AsyncSandbox) -> None:
         """Note what the sandbox is, and make the places that a task may expect."""
@@ -210,13 +211,13 @@ class Attempt:
         limit = self.agent_s()
         episode = Episode(
             sandbox=sandbox,
-            instruction=self.task.instruction,
+            instruction=self.step.instruction,
             limits=self.settings.limits,
             recorder=self.recorder,
             deadline=time.monotonic() + limit,
             model=self.settings.model if self.harness.needs_model else None,
             solution=self._solution() if self.harness.needs_solution else None,
-            user=self.task.agent_user,
+            user=self.step.agent.user,
             seed=None if self.settings.seed is None else self.settings.seed + self.sample,
             running=self.running,
         )
@@ -233,7 +234,7 @@ class Attempt:
         """End the agent, note the final state, and get the verdict."""
         self.phase = Phase.HANDOVER
         self.verifier = Verifier(sandbox, self.task, self.recorder)
-        limit = self.task.verifier_timeout_s + GRADING_SLACK_S
+        limit = self.step.verifier.timeout_s + GRADING_SLACK_S
         timer = asyncio.timeout(limit)
         try:
             async with timer:
@@ -249,9 +250,8 @@ class Attempt:
             ) from None
 
     def _solution(self) -> Solution | None:
-        wrong = self.settings.wrong
-        directory = self.task.solution if wrong is None else self.task.wrong.get(wrong)
-        return None if directory is None else Solution(directory, self.task.solution_env)
+        directory = self.task.solution(self.step, self.settings.wrong)
+        return None if directory is None else Solution(directory, dict(self.task.solution_env))
 
     async def _fingerprint(self, sandbox: AsyncSandbox, field_name: str) -> Fingerprint | None:
         """Return the state, or note why it is not known.
@@ -296,7 +296,8 @@ class Attempt:
 
 def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
     known = set(task.secrets)
-    for env in (task.environment.env, task.verifier_env, task.solution_env):
+    verifiers = (step.verifier.env for step in task.steps)
+    for env in (task.environment.env, task.solution_env, *verifiers):
         known |= secret_values(env)
     if settings.model is not None and settings.model.api_key:
         known.add(settings.model.api_key)

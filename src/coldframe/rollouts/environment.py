@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import CreateError
 from coldframe.rollouts.digests import tree_digest
-from coldframe.rollouts.task import Task
+from coldframe.rollouts.task import EnvironmentSpec, Task
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandboxClient
@@ -41,29 +41,30 @@ class ImageBuilder:
         self._client = client
         self._builds: dict[str, asyncio.Task[Built]] = {}
 
-    async def image(self, task: Task) -> Built:
-        """Return the image of a task's environment.
+    async def image(self, task: Task, spec: EnvironmentSpec | None = None) -> Built:
+        """Return the image of a task's environment, or of a separate verifier's.
 
+        Args:
+            spec: of the verifier; None: the task's own.
         Raises:
             ImageNotFoundError: when the sandbox is created, if `docker_image` is not there.
             DockerfileError: the Dockerfile is refused or a step failed, with file and line.
             BuildDeadlineError: `build_timeout_sec` has passed.
         """
-        spec = task.environment
+        spec = spec or task.environment
         if spec.docker_image is not None or spec.dockerfile is None:
             return Built(spec.docker_image or "", built=False)
         key = await asyncio.to_thread(tree_digest, spec.context)
         build = self._builds.get(key)
         if build is None or (build.done() and (build.cancelled() or build.exception())):
-            build = asyncio.create_task(self._build(task, key))
+            build = asyncio.create_task(self._build(task.key, spec, key))
             self._builds[key] = build
         # One attempt that gives up must not take the build from the others.
         return await asyncio.shield(build)
 
-    async def _build(self, task: Task, key: str) -> Built:
-        spec = task.environment
+    async def _build(self, task_key: str, spec: EnvironmentSpec, key: str) -> Built:
         assert spec.dockerfile is not None
-        stem = _UNSAFE.sub("-", task.key.lower()).strip("-") or "task"
+        stem = _UNSAFE.sub("-", task_key.lower()).strip("-") or "task"
         name = f"task/{stem}:{key[:12]}"
         try:
             async with asyncio.timeout(spec.build_timeout_s):

@@ -24,9 +24,11 @@ from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.attribution import may_retry
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.load import find_tasks, load_task
+from coldframe.rollouts.pending import refuse_pending
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
-from coldframe.rollouts.task import Task, find_tasks, load_task
+from coldframe.rollouts.task import Task
 from coldframe.trajectories.redaction import redact_url
 from coldframe.trajectories.schema import SCHEMA_VERSION, Trajectory
 from coldframe.trajectories.store import write_json
@@ -132,6 +134,7 @@ def load_batch(paths: Iterable[Path], host_env: Mapping[str, str]) -> Loaded:
     for directory in find_tasks(paths):
         try:
             task = load_task(directory, host_env)
+            refuse_pending(task)
         except TaskError as error:
             refused[str(directory)] = str(error)
             continue

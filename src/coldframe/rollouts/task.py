@@ -1,49 +1,167 @@
-"""Load a single-step task in Harbor's directory format, or refuse it by name.
+"""What a task is, checked and resolved: everything that an attempt needs, and nothing to look up.
 
-    task.toml  instruction.md  environment/  tests/test.sh  solution/solve.sh  wrong/<name>/solve.sh
-
-`wrong/` is an extension: solutions that must fail. What is asked for and not honoured refuses
-the task, naming the field and the file, so that nothing runs on terms that its author did not
-set. See docs/rollouts.md for every field.
+A task is one environment and one or more steps. A single-step task has one step, so whoever
+runs tasks knows steps only; what `[agent]`, `[verifier]` and the root say once for all steps is
+already in each of them. `load_task` makes these from a directory.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from coldframe.harnesses.base import McpServer
 from coldframe.protocol.errors import TaskError
-from coldframe.rollouts.digests import tree_digest
-from coldframe.rollouts.fields import SCHEMA_VERSIONS, Fields
+from coldframe.protocol.network import NetworkPolicy
+from coldframe.rollouts.artifacts import Artifact
 
-DIGESTED = ("task.toml", "instruction.md", "environment", "tests", "solution")
+DIGESTED = ("task.toml", "instruction.md", "environment", "tests", "solution", "steps")
 DEFAULT_VERIFIER_S = 600.0
 DEFAULT_BUILD_S = 600.0
-COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+PUBLIC = NetworkPolicy(public=True)
+
+RewardStrategy = Literal["mean", "final"]
+NetworkMode = Literal["public", "no-network", "allowlist"]
+
+
+@dataclass(frozen=True)
+class Healthcheck:
+    """A command that must succeed before an agent may act. All times in seconds.
+
+    It is run again and again until it exits with 0. A failure counts once `start_period_s` has
+    passed; `retries` failures that count, in a row, and what it checks is unhealthy.
+    """
+
+    command: str | tuple[str, ...]
+    """A line for /bin/sh, or argv."""
+    interval_s: float = 5.0
+    """From the end of one run to the next, once the start period is over."""
+    timeout_s: float = 30.0
+    """Of one run, which is killed then and has failed."""
+    start_period_s: float = 0.0
+    """How long failures do not count."""
+    start_interval_s: float = 5.0
+    """As `interval_s`, within the start period."""
+    retries: int = 3
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after which it has decided, whatever the command does."""
+        grace = self.start_period_s + self.timeout_s if self.start_period_s else 0.0
+        return grace + self.retries * (self.timeout_s + self.interval_s)
+
+
+@dataclass(frozen=True)
+class CollectHook:
+    """A command run in the agent's sandbox when the agent is done, before artifacts are taken.
+
+    It turns state that only a live process knows into files. Its failure is noted, and fatal to
+    nothing.
+    """
+
+    command: str
+    timeout_s: float = 60.0
+    user: str | int | None = None
+    """None: the sandbox's own."""
 
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What the sandbox is made from, and its limits. None: our own default."""
+    """What a sandbox is made from, and its limits. None: our own default."""
 
     docker_image: str | None
     dockerfile: Path | None
     """Used when there is no `docker_image`."""
     context: Path
-    build_timeout_s: float
-    cpus: float | None
-    memory_mb: int | None
-    storage_mb: int | None
-    env: dict[str, str]
-    workdir: str | None
-    network_declared: str | None
-    """None: the task says nothing, and gets no network."""
+    build_timeout_s: float = DEFAULT_BUILD_S
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    network: NetworkPolicy = PUBLIC
+    """The baseline: in force unless the agent or the verifier has a policy of its own."""
+    network_declared: NetworkMode | None = None
+    """None: the task says nothing, which means `public`."""
+    healthcheck: Healthcheck | None = None
+    """None: that of the image, if it has one."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    skills_dir: str | None = None
+    """In the sandbox; one directory with a SKILL.md per skill."""
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """On what terms the agent acts in one step."""
+
+    timeout_s: float | None
+    """None: no limit of the task's."""
+    user: str | int | None
+    """None: the sandbox's own."""
+    network: NetworkPolicy
+    network_mode: NetworkMode
+
+
+@dataclass(frozen=True)
+class VerifierSpec:
+    """On what terms one step is graded."""
+
+    timeout_s: float
+    user: str | int | None
+    """None: root in the agent's sandbox, the image's own user in a separate one."""
+    env: Mapping[str, str]
+    network: NetworkPolicy
+    network_mode: NetworkMode
+    environment: EnvironmentSpec | None
+    """Of the separate sandbox that grades; None: the agent's sandbox is graded in place."""
+    tests: tuple[Path, ...]
+    """Directories to upload to /tests in this order; a later file replaces an earlier one.
+    Empty when the verifier's own image holds /tests/test.sh."""
+    collect: tuple[CollectHook, ...] = ()
+
+    @property
+    def separate(self) -> bool:
+        """Whether grading has a sandbox of its own."""
+        return self.environment is not None
+
+    @property
+    def script(self) -> Path | None:
+        """The test.sh that is run; None: that of the verifier's own image."""
+        found = (one / "test.sh" for one in reversed(self.tests))
+        return next((script for script in found if script.is_file()), None)
+
+
+@dataclass(frozen=True)
+class TaskStep:
+    """One instruction, one agent phase, one verdict. All steps share the agent's sandbox."""
+
+    name: str | None
+    """None: the only step of a task without `[[steps]]`."""
+    instruction: str
+    agent: AgentSpec
+    verifier: VerifierSpec
+    artifacts: tuple[Artifact, ...]
+    """What is taken from the sandbox when the agent is done: /logs/artifacts, the task's, the
+    step's."""
+    min_reward: Mapping[str, float] | None = None
+    """By part: less than this, or no such part, ends the task after this step."""
+    healthcheck: Healthcheck | None = None
+    """After the step's setup, beside the environment's own."""
+    workdir: Path | None = None
+    """A directory whose content is put into the working directory before the step."""
+    reference: Path | None = None
+    """The directory of the solve.sh that must pass."""
+    wrong: Mapping[str, Path] = field(default_factory=dict)
+    """By the wrong solution's name, the directory of its solve.sh for this step."""
+
+    @property
+    def setup(self) -> Path | None:
+        """The script in `workdir` that is run there, as the agent's user, before the step."""
+        script = None if self.workdir is None else self.workdir / "setup.sh"
+        return script if script is not None and script.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -60,195 +178,39 @@ class Task:
     tests_digest: str
     schema_version: str
     source: str | None
-    instruction: str
     environment: EnvironmentSpec
-    agent_timeout_s: float | None
-    agent_user: str | int | None
-    verifier_timeout_s: float
-    verifier_user: str | int | None
-    verifier_env: dict[str, str]
-    solution_env: dict[str, str]
-    full_kill: bool
-    pass_threshold: float
-    metadata: dict[str, Any] = field(default_factory=dict)
+    steps: tuple[TaskStep, ...]
+    """At least one."""
+    reward_strategy: RewardStrategy = "mean"
+    """How the rewards of several steps become those of the task."""
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    full_kill: bool = False
+    pass_threshold: float = 1.0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     repository_commit: str | None = None
     secrets: frozenset[str] = frozenset()
     """Values that must not be written down: what the task took from this machine."""
 
     @property
-    def tests(self) -> Path:
-        """The verifier's directory."""
-        return self.directory / "tests"
+    def multi_step(self) -> bool:
+        """Whether the task names its steps."""
+        return self.steps[0].name is not None
 
     @property
-    def solution(self) -> Path | None:
-        """The reference's directory, if there is a script in it."""
-        found = self.directory / "solution"
-        return found if (found / "solve.sh").is_file() else None
+    def wrong(self) -> tuple[str, ...]:
+        """Names of the solutions that must fail."""
+        return tuple(sorted({name for step in self.steps for name in step.wrong}))
 
-    @property
-    def wrong(self) -> dict[str, Path]:
-        """Solutions that must fail, by name."""
-        root = self.directory / "wrong"
-        if not root.is_dir():
-            return {}
-        return {one.name: one for one in sorted(root.iterdir()) if (one / "solve.sh").is_file()}
+    def solution(self, step: TaskStep, wrong: str | None = None) -> Path | None:
+        """Return the directory of the solve.sh for a step, or None if it has none.
 
-
-def strip_canary(text: str) -> str:
-    """Return an instruction without the marker lines that lead it, and the blank lines after."""
-    lines = text.split("\n")
-    while lines and _CANARY.fullmatch(lines[0].strip()):
-        lines.pop(0)
-    while lines and not lines[0].strip():
-        lines.pop(0)
-    return "\n".join(lines)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise TaskError(f"{path}: no such file; a task needs it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot be read: {error}") from error
-
-
-def load_task(directory: Path, host_env: Mapping[str, str] | None = None) -> Task:
-    """Read and check one task directory.
-
-    Args:
-        host_env: where `${NAME}` in an `env` table comes from; nothing by default.
-    Raises:
-        TaskError: it is not a task, or asks for what is not honoured; each reason is named.
-    """
-    directory = directory.resolve()
-    file = directory / "task.toml"
-    try:
-        data = tomllib.loads(_read(file))
-    except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{file}: not TOML: {error}") from error
-    fields = Fields(file, data, host_env or {})
-    fields.check_known()
-    version = _schema_version(fields)
-    environment = _environment(fields, directory / "environment")
-    key = _UNSAFE.sub("-", directory.name).strip("-") or "task"
-    instruction = strip_canary(_read(directory / "instruction.md"))
-    _check_layout(fields, directory, instruction)
-    values = {
-        "name": fields.text("task", "name") or key,
-        "source": fields.text("", "source"),
-        "agent_timeout_s": fields.number("agent", "timeout_sec"),
-        "agent_user": fields.user("agent"),
-        "verifier_timeout_s": fields.number("verifier", "timeout_sec") or DEFAULT_VERIFIER_S,
-        "verifier_user": fields.user("verifier"),
-        "verifier_env": fields.environment("verifier"),
-        "solution_env": fields.environment("solution"),
-        "full_kill": fields.extension("full_kill", False, bool),
-        "pass_threshold": float(fields.extension("pass_threshold", 1.0, (int, float))),
-    }
-    if fields.problems:
-        raise TaskError("; ".join(fields.problems))
-    return Task(
-        key=key,
-        directory=directory,
-        digest=tree_digest(directory, DIGESTED),
-        tests_digest=tree_digest(directory / "tests"),
-        schema_version=version,
-        instruction=instruction,
-        environment=environment,
-        metadata={k: v for k, v in fields.section("metadata").items() if k != "coldframe"},
-        repository_commit=_commit(directory),
-        secrets=frozenset(fields.resolved),
-        **values,
-    )
-
-
-def _schema_version(fields: Fields) -> str:
-    for name in ("schema_version", "version"):
-        version = fields.text("", name)
-        if version is None:
-            continue
-        if version not in SCHEMA_VERSIONS:
-            known = ", ".join(SCHEMA_VERSIONS)
-            fields.problem("", name, f"= {version!r} is none of {known}")
-        return version
-    return "1.0"
-
-
-def _environment(fields: Fields, context: Path) -> EnvironmentSpec:
-    image = fields.text("environment", "docker_image")
-    dockerfile = context / "Dockerfile"
-    for name in COMPOSE_FILES:
-        if (context / name).exists():
-            fields.problems.append(f"{context / name}: compose environments are not honoured yet")
-    if image is None and not dockerfile.is_file():
-        fields.problems.append(
-            f"{fields.file}: [environment] docker_image is not set and {dockerfile} does not exist"
-        )
-    workdir = fields.text("environment", "workdir")
-    if workdir is not None and not workdir.startswith("/"):
-        fields.problem("environment", "workdir", f"= {workdir!r} is not absolute")
-    return EnvironmentSpec(
-        docker_image=image,
-        dockerfile=dockerfile if dockerfile.is_file() else None,
-        context=context,
-        build_timeout_s=fields.number("environment", "build_timeout_sec") or DEFAULT_BUILD_S,
-        cpus=fields.number("environment", "cpus"),
-        memory_mb=fields.megabytes("memory_mb", "memory"),
-        storage_mb=fields.megabytes("storage_mb", "storage"),
-        env=fields.environment("environment"),
-        workdir=workdir,
-        network_declared=fields.network(),
-    )
-
-
-def _check_layout(fields: Fields, directory: Path, instruction: str) -> None:
-    if (directory / "steps").exists():
-        fields.problems.append(f"{directory / 'steps'}: multi-step tasks are not honoured yet")
-    if not (directory / "tests" / "test.sh").is_file():
-        fields.problems.append(f"{directory / 'tests' / 'test.sh'}: no such file; it grades")
-    if not instruction.strip():
-        fields.problems.append(f"{directory / 'instruction.md'}: the instruction is empty")
-
-
-def _commit(directory: Path) -> str | None:
-    """Return the commit of the repository that holds the task, read without running git."""
-    for parent in (directory, *directory.parents):
-        git = parent / ".git"
-        if not git.is_dir():
-            continue
-        try:
-            head = (git / "HEAD").read_text().strip()
-            if not head.startswith("ref: "):
-                return head
-            ref = head.removeprefix("ref: ")
-            if (git / ref).is_file():
-                return (git / ref).read_text().strip()
-            packed = (git / "packed-refs").read_text().splitlines()
-        except OSError:
-            return None
-        found = [line.split()[0] for line in packed if line.endswith(f" {ref}")]
-        return found[0] if found else None
-    return None
-
-
-def find_tasks(paths: Iterable[Path]) -> list[Path]:
-    """Return task directories: each path itself, or the tasks directly below it, without repeats.
-
-    Raises:
-        TaskError: a path is neither a task nor a directory of tasks.
-    """
-    found: dict[Path, None] = {}
-    for path in paths:
-        directory = (path.parent if path.name == "task.toml" else path).resolve()
-        if (directory / "task.toml").exists():
-            found[directory] = None
-            continue
-        if not directory.is_dir():
-            raise TaskError(f"{path}: no such directory")
-        below = sorted(one for one in directory.iterdir() if (one / "task.toml").exists())
-        if not below:
-            raise TaskError(f"{path}: neither it nor a directory in it holds a task.toml")
-        found.update(dict.fromkeys(below))
-    return list(found)
+        Args:
+            wrong: that of this wrong solution; steps that it leaves out are solved rightly.
+        Raises:
+            TaskError: there is no wrong solution of that name.
+        """
+        if wrong is None:
+            return step.reference
+        if wrong not in self.wrong:
+            raise TaskError(f"{self.directory / 'wrong' / wrong}: no such wrong solution")
+        return step.wrong.get(wrong, step.reference)

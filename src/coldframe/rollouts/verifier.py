@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
@@ -26,7 +27,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import ExecResult, FileKind, ProcessInfo, Reason
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
-from coldframe.rollouts.task import Task
+from coldframe.rollouts.task import Task, VerifierSpec
 from coldframe.trajectories.recorder import Recorder, plain_process
 from coldframe.trajectories.schema import Verification
 
@@ -56,6 +57,14 @@ class Verifier:
     task: Task
     recorder: Recorder
     _facts: dict[str, Any] = field(default_factory=lambda: {"killed": ()})
+
+    @property
+    def _spec(self) -> VerifierSpec:
+        return self.task.steps[0].verifier
+
+    @property
+    def _tests(self) -> Path:
+        return self.task.directory / "tests"
 
     def record(self) -> Verification:
         """Return what happened so far."""
@@ -92,7 +101,7 @@ class Verifier:
 
     async def _graded(self) -> dict[str, float]:
         await self._clear()
-        await self.sandbox.files.tar_up(TESTS, pack(self.task.tests), owner=ROOT)
+        await self.sandbox.files.tar_up(TESTS, pack(self._tests), owner=ROOT)
         result = await self._run_or_alone()
         self._facts |= {
             "reason": result.reason,
@@ -104,8 +113,8 @@ class Verifier:
         check_platform(result)
         if result.reason is Reason.DEADLINE:
             raise VerifierDeadlineError(
-                f"{self.task.tests / 'test.sh'}: not done within "
-                f"[verifier] timeout_sec = {self.task.verifier_timeout_s:g}"
+                f"{self._tests / 'test.sh'}: not done within "
+                f"[verifier] timeout_sec = {self._spec.timeout_s:g}"
             )
         return await self._read(result)
 
@@ -151,7 +160,7 @@ class Verifier:
         return await self._run()
 
     async def _run(self) -> ExecResult:
-        user = 0 if self.task.verifier_user is None else self.task.verifier_user
+        user = 0 if self._spec.user is None else self._spec.user
         self._facts["user"] = str(user)
         if user not in {0, "0", "root"}:
             await self._hand_over(user)
@@ -171,14 +180,14 @@ class Verifier:
             raise VerifierError(f"{VERIFIER_LOGS} cannot be given to user {user!r}")
 
     async def _exec(self, user: str | int, cwd: str | None) -> ExecResult:
-        script = self.task.tests / "test.sh"
+        script = self._tests / "test.sh"
         try:
             return await self.sandbox.exec(
                 run_argv(script, f"{TESTS}/test.sh"),
                 user=user,
                 cwd=cwd,
-                env=self.task.verifier_env,
-                deadline_s=self.task.verifier_timeout_s,
+                env=dict(self._spec.env),
+                deadline_s=self._spec.timeout_s,
                 window_bytes=OUTPUT_WINDOW_BYTES,
             )
         except WorkdirNotFoundError:

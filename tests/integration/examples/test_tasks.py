@@ -12,7 +12,7 @@ import pytest
 from coldframe import AsyncSandboxClient
 from coldframe.rollouts.check import check_task
 from coldframe.rollouts.environment import ImageBuilder
-from coldframe.rollouts.task import find_tasks, load_task
+from coldframe.rollouts.load import find_tasks, load_task
 
 TASKS = find_tasks([Path(__file__).resolve().parents[3] / "examples" / "tasks"])
 by_name = pytest.mark.parametrize("directory", TASKS, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ from coldframe.client import AsyncSandboxClient
 from coldframe.protocol.models import SandboxState
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.environment import ImageBuilder
-from coldframe.rollouts.task import load_task
+from coldframe.rollouts.load import load_task
 from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import BlobStore, write_trajectory
 

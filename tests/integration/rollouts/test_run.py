@@ -16,8 +16,8 @@ from coldframe.harnesses.base import ModelSettings
 from coldframe.protocol.errors import CreateError, RunError, Side
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.load import load_task
 from coldframe.rollouts.run import Batch, RunConfig, RunResult
-from coldframe.rollouts.task import load_task
 from coldframe.trajectories.schema import Trajectory
 from tests.doubles.model_endpoint import Bash, ModelEndpoint
 from tests.integration.rollouts.conftest import all_begun, until

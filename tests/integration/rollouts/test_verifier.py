@@ -15,7 +15,7 @@ from coldframe.protocol.errors import (
     VerifierDeadlineError,
     VerifierError,
 )
-from coldframe.rollouts.task import load_task
+from coldframe.rollouts.load import load_task
 from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 BASE = """
@@ -12,9 +13,17 @@ network_mode = "no-network"
 """
 
 
+def write_files(directory: Path, contents: Mapping[str, str]) -> Path:
+    """Write files by their paths in a directory, and return the directory."""
+    for path, text in contents.items():
+        file = directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return directory
+
+
 def write_task(root: Path, name: str = "one", toml: str = BASE, **files: str) -> Path:
     """Write a task; `files` maps `tests__test_sh`-like names to contents."""
-    directory = root / name
     contents = {
         "task.toml": toml,
         "instruction.md": f"Do {name}.\n",
@@ -24,8 +33,4 @@ def write_task(root: Path, name: str = "one", toml: str = BASE, **files: str) ->
     contents |= {
         path.replace("__", "/").replace("_sh", ".sh"): text for path, text in files.items()
     }
-    for path, text in contents.items():
-        file = directory / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return directory
+    return write_files(root / name, contents)

@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from coldframe.harnesses.base import McpServer
 from coldframe.protocol.errors import TaskError
+from coldframe.protocol.network import NetworkPolicy
+from coldframe.rollouts.artifacts import Artifact
+from coldframe.rollouts.layout import strip_canary
+from coldframe.rollouts.load import find_tasks, load_task
 from coldframe.rollouts.run import load_batch
-from coldframe.rollouts.task import find_tasks, load_task, strip_canary
+from coldframe.rollouts.task import CollectHook, Healthcheck
 from tests.unit.rollouts.tasks import BASE, write_task
 
 FULL = """
 version = "1.0"
 source = "made-up"
+multi_step_reward_strategy = "final"
+artifacts = ["/srv/out", { source = "/srv/log", destination = "log", exclude = ["*.tmp"] }]
 [task]
 name = "org/full"
+version = "3"
 description = "All that is honoured."
 authors = [{ name = "nobody" }]
 keywords = ["a"]
@@ -33,6 +41,12 @@ timeout_sec = 3.5
 user = 1000
 environment_mode = "shared"
 env = { LEVEL = "${LEVEL:-2}", FROM = "${FROM_HOST}" }
+network_mode = "allowlist"
+allowed_hosts = ["A.Example.", "*.b.example", "192.0.2.7", "198.51.100.0/24", "2001:db8::1"]
+[[verifier.collect]]
+command = "dump > /srv/out"
+timeout_sec = 7
+user = 0
 [environment]
 build_timeout_sec = 30
 docker_image = "debian:bookworm"
@@ -43,9 +57,26 @@ workdir = "/srv"
 allow_internet = false
 gpus = 0
 gpu_types = []
-mcp_servers = []
 os = "linux"
 env = { A = "1" }
+skills_dir = "/skills"
+[environment.healthcheck]
+command = "test -e /ready"
+interval_sec = 0
+timeout_sec = 2
+start_period_sec = 3.5
+start_interval_sec = 0.5
+retries = 4
+[[environment.mcp_servers]]
+name = "tools"
+transport = "http"
+url = "http://127.0.0.1:9/mcp"
+headers = { Authorization = "Bearer ${FROM_HOST}" }
+[[environment.mcp_servers]]
+name = "files"
+transport = "stdio"
+command = "serve"
+args = ["--all"]
 [solution]
 env = { B = "2" }
 """
@@ -55,16 +86,40 @@ def test_task_with_every_honoured_field_loads_their_values(tmp_path: Path) -> No
     """The control of all refusals: these fields are read, older spellings too."""
     task = load_task(write_task(tmp_path, toml=FULL), {"FROM_HOST": "secret-value"})
 
+    step, environment = task.steps[0], task.environment
     assert (task.name, task.source, task.schema_version) == ("org/full", "made-up", "1.0")
-    assert (task.agent_timeout_s, task.agent_user) == (12.0, "agent")
-    assert (task.verifier_timeout_s, task.verifier_user) == (3.5, 1000)
-    assert task.verifier_env == {"LEVEL": "2", "FROM": "secret-value"}
+    assert (task.multi_step, step.name, task.reward_strategy) == (False, None, "final")
+    assert (step.agent.timeout_s, step.agent.user) == (12.0, "agent")
+    assert (step.agent.network_mode, step.agent.network) == ("no-network", NetworkPolicy())
+    verifier = step.verifier
+    assert (verifier.timeout_s, verifier.user, verifier.separate) == (3.5, 1000, False)
+    assert verifier.env == {"LEVEL": "2", "FROM": "secret-value"}
+    assert verifier.network == NetworkPolicy.parse(
+        "a.example", "*.b.example", "192.0.2.7", "198.51.100.0/24", "2001:db8::1"
+    )
+    assert verifier.collect == (CollectHook("dump > /srv/out", 7.0, 0),)
+    assert verifier.script == task.directory / "tests" / "test.sh"
+    assert step.artifacts == (
+        Artifact("/logs/artifacts"),
+        Artifact("/srv/out"),
+        Artifact("/srv/log", "log", ("*.tmp",)),
+    )
     assert task.solution_env == {"B": "2"}
     assert (task.full_kill, task.pass_threshold) == (True, 0.5)
-    environment = task.environment
     assert (environment.cpus, environment.memory_mb, environment.storage_mb) == (2.0, 2048, 100)
     assert (environment.workdir, environment.env) == ("/srv", {"A": "1"})
-    assert environment.network_declared == "no-network"
+    assert (environment.network_declared, environment.network.empty) == ("no-network", True)
+    assert environment.healthcheck == Healthcheck("test -e /ready", 0.0, 2.0, 3.5, 0.5, 4)
+    assert environment.skills_dir == "/skills"
+    assert environment.mcp_servers == (
+        McpServer(
+            "tools",
+            "streamable-http",
+            url="http://127.0.0.1:9/mcp",
+            headers={"Authorization": "Bearer secret-value"},
+        ),
+        McpServer("files", "stdio", command="serve", args=("--all",)),
+    )
     assert task.metadata == {"anything": {"goes": 1}}
     assert task.secrets == {"secret-value"}
 
@@ -72,38 +127,118 @@ def test_task_with_every_honoured_field_loads_their_values(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("toml", "name"),
     [
-        ('artifacts = ["/logs"]', "artifacts"),
         ('unheard_of = "1"', "unheard_of"),
+        (
+            "[enviroment]\ncpus = 1",
+            "enviroment is not a field that is known here; the nearest is environment",
+        ),
         ('schema_version = "9.9"', "schema_version"),
-        ("[[steps]]\nname = 'a'", "steps"),
-        ("[agent]\ntimeout = 3", "[agent] timeout"),
+        ('multi_step_reward_strategy = "best"', "multi_step_reward_strategy"),
+        (
+            "[task]\nauthor = 'nobody'",
+            "[task] author is not a field that is known here; the nearest is authors",
+        ),
+        (
+            "[agent]\ntimeout = 3",
+            "[agent] timeout is not a field that is known here; the nearest is timeout_sec",
+        ),
         ("[agent]\ntimeout_sec = 0", "[agent] timeout_sec"),
         ("[agent]\ntimeout_sec = nan", "[agent] timeout_sec"),
-        ('[agent]\nnetwork_mode = "public"', "[agent] network_mode"),
+        ('[agent]\nnetwork_mode = "private"', "[agent] network_mode"),
+        ('[agent]\nallowed_hosts = ["a.example"]', "[agent] allowed_hosts"),
         ("[agent]\nuser = -1", "[agent] user"),
-        ('[verifier]\nnetwork_mode = "allowlist"', "[verifier] network_mode"),
-        ('[verifier]\nenvironment_mode = "separate"', "[verifier] environment_mode"),
-        ('[verifier]\n[verifier.environment]\ndocker_image = "x"', "[verifier] environment"),
-        ('[verifier]\ncollect = [{ path = "/x" }]', "[verifier] collect"),
+        ('[verifier]\nenvironment_mode = "apart"', "[verifier] environment_mode"),
+        (
+            '[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1',
+            "[verifier] environment_mode",
+        ),
+        ("[verifier.environment]\nmemory_gb = 1", "[verifier.environment] memory_gb"),
+        ('[verifier.environment]\nskills_dir = "/s"', "[verifier.environment] skills_dir"),
+        ("[verifier]\ncollect = [{ path = '/x' }]", "[verifier.collect.1] path"),
+        ("[[verifier.collect]]\ncommand = 'a'\nservice = 'db'", "[verifier.collect.1] service"),
+        ("[[verifier.collect]]\nuser = 'a'", "[verifier.collect.1] command"),
         ("[verifier]\nenv = { A = 1 }", "[verifier] env.A"),
         ('[verifier]\nenv = { A = "${NOT_SET_HERE}" }', "NOT_SET_HERE"),
+        ('artifacts = ["srv"]', "[artifacts.1] source"),
+        ('artifacts = ["/srv/../etc"]', "[artifacts.1] source"),
+        ("artifacts = ['/a', 3]", "artifacts"),
+        ("artifacts = [{ destination = 'a' }]", "[artifacts.1] source"),
+        ("artifacts = [{ source = '/a', destination = '../b' }]", "[artifacts.1] destination"),
+        ("artifacts = [{ source = '/a', destination = '/b' }]", "[artifacts.1] destination"),
+        (
+            "artifacts = [{ source = '/a', destination = 'manifest.json' }]",
+            "[artifacts.1] destination",
+        ),
+        ("artifacts = [{ source = '/a', service = 'db' }]", "[artifacts.1] service"),
+        (
+            "artifacts = [{ source = '/a', excludes = ['b'] }]",
+            "[artifacts.1] excludes is not a field that is known here; the nearest is exclude",
+        ),
+        ("artifacts = ['/a/b', { source = '/c', destination = 'a' }]", "artifacts would put"),
         ("[environment]\ngpus = 1", "[environment] gpus"),
         ("[environment]\ngpus = false", "[environment] gpus"),
         ('[environment]\ngpu_types = ["T4"]', "[environment] gpu_types"),
-        ('[environment]\ntpu = "v5"', "[environment] tpu"),
+        ('[environment]\ntpu = { type = "v5", topology = "2x4" }', "[environment] tpu"),
         ('[environment]\nos = "windows"', "[environment] os"),
-        ('[environment]\nmcp_servers = [{ name = "a" }]', "[environment] mcp_servers"),
-        ('[environment]\nskills_dir = "/skills"', "[environment] skills_dir"),
-        ('[environment]\nhealthcheck = { command = "true" }', "[environment] healthcheck"),
-        ('[environment]\nnetwork_mode = "public"', "[environment] network_mode"),
-        ('[environment]\nnetwork_mode = "allowlist"', "[environment] network_mode"),
+        ('[environment]\nmcp_servers = [{ name = "a" }]', "[environment.mcp_servers.a] url"),
+        (
+            '[environment]\nmcp_servers = [{ name = "a", transport = "stdio" }]',
+            "[environment.mcp_servers.a] command",
+        ),
+        (
+            '[environment]\nmcp_servers = [{ name = "a", transport = "smoke" }]',
+            "[environment.mcp_servers.a] transport",
+        ),
+        ('[environment]\nskills_dir = "skills"', "[environment] skills_dir"),
+        (
+            '[environment]\nhealthcheck = { command = "true", interval = 3 }',
+            "[environment.healthcheck] interval is not a field that is known here; "
+            "the nearest is interval_sec",
+        ),
+        ("[environment]\nhealthcheck = { retries = 3 }", "[environment.healthcheck] command"),
+        (
+            '[environment]\nhealthcheck = { command = "true", retries = 0 }',
+            "[environment.healthcheck] retries",
+        ),
+        (
+            '[environment]\nhealthcheck = { command = "true", timeout_sec = 0 }',
+            "[environment.healthcheck] timeout_sec",
+        ),
+        (
+            '[environment]\nhealthcheck = { command = "true", interval_sec = -1 }',
+            "[environment.healthcheck] interval_sec",
+        ),
+        ('[environment]\nnetwork_mode = "none"', "[environment] network_mode"),
         ('[environment]\nallowed_hosts = ["a.example"]', "[environment] allowed_hosts"),
-        ("[environment]\nallow_internet = true", "[environment] allow_internet"),
+        (
+            '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["http://a.example"]',
+            "'http://a.example'",
+        ),
+        (
+            '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.example:443"]',
+            "'a.example:443'",
+        ),
+        (
+            '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.*.example"]',
+            "'a.*.example'",
+        ),
+        (
+            '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["10.0.0.1/8"]',
+            "'10.0.0.1/8'",
+        ),
+        (
+            '[environment]\nnetwork_mode = "public"\nallow_internet = false',
+            "[environment] allow_internet",
+        ),
         ('[environment]\nmemory = "lots"', "[environment] memory"),
         ("[environment]\ncpus = true", "[environment] cpus"),
         ('[environment]\nworkdir = "srv"', "[environment] workdir"),
-        ("[metadata.coldframe]\nfull_kil = true", "full_kil"),
+        (
+            "[metadata.coldframe]\nfull_kil = true",
+            "full_kil is not a field that is known here; the nearest is full_kill",
+        ),
         ("[metadata.coldframe]\nfull_kill = 1", "full_kill"),
+        ("metadata = 3", "metadata"),
         ("verifier = 3", "verifier"),
     ],
 )
@@ -132,18 +267,51 @@ def test_task_with_two_faults_names_both(tmp_path: Path) -> None:
         load_task(write_task(tmp_path, toml=toml))
 
 
-def test_task_that_declares_no_network_mode_is_loaded_and_says_so(tmp_path: Path) -> None:
-    """Most published tasks say nothing; they run without network and the record tells."""
-    toml = '[environment]\ndocker_image = "debian:bookworm"\n'
+@pytest.mark.parametrize(
+    ("declared", "mode", "policy"),
+    [
+        ("", None, NetworkPolicy(public=True)),
+        ('network_mode = "public"', "public", NetworkPolicy(public=True)),
+        ("allow_internet = true", "public", NetworkPolicy(public=True)),
+        ("allow_internet = false", "no-network", NetworkPolicy()),
+        ('network_mode = "no-network"', "no-network", NetworkPolicy()),
+        ('network_mode = "allowlist"', "allowlist", NetworkPolicy()),
+        ('network_mode = "allowlist"\nallowed_hosts = []', "allowlist", NetworkPolicy()),
+    ],
+)
+def test_task_network_mode_becomes_the_policy_of_all_its_phases(
+    tmp_path: Path, declared: str, mode: str | None, policy: NetworkPolicy
+) -> None:
+    """A task that says nothing is public, as the format has it, and the record can tell."""
+    task = load_task(write_task(tmp_path, toml=f'[environment]\ndocker_image = "a"\n{declared}'))
 
-    assert load_task(write_task(tmp_path, toml=toml)).environment.network_declared is None
+    assert (task.environment.network_declared, task.environment.network) == (mode, policy)
+    assert (task.steps[0].agent.network, task.steps[0].verifier.network) == (policy, policy)
+    assert task.steps[0].agent.network_mode == (mode or "public")
+
+
+@pytest.mark.parametrize("phase", ["agent", "verifier"])
+def test_task_phase_with_a_network_of_its_own_overrides_the_baseline_alone(
+    tmp_path: Path, phase: str
+) -> None:
+    """An agent without network and a verifier with it are two policies, not one."""
+    step = load_task(
+        write_task(tmp_path, toml=f'{BASE}\n[{phase}]\nnetwork_mode = "public"')
+    ).steps[0]
+
+    policies = {"agent": step.agent.network, "verifier": step.verifier.network}
+    assert policies.pop(phase).public
+    assert next(iter(policies.values())).empty
 
 
 @pytest.mark.parametrize(
     ("path", "text", "name"),
     [
         ("environment/docker-compose.yaml", "x", "docker-compose.yaml"),
+        ("tests/compose.yaml", "x", "compose.yaml"),
         ("steps/a/instruction.md", "x", "steps"),
+        ("trajectory.json", "{}", "trajectory.json"),
+        ("wrong/a/note", "x", "wrong/a/solve.sh"),
         ("instruction.md", "<!-- canary -->\n \n", "instruction.md"),
     ],
 )
@@ -218,7 +386,7 @@ def test_digest_of_a_task_changes_with_what_is_run_only(tmp_path: Path) -> None:
     (directory / "tests" / "data").symlink_to("test.sh")
     link = load_task(directory).digest
 
-    assert (same.digest, list(same.wrong)) == (before, ["a"])
+    assert (same.digest, same.wrong) == (before, ("a",))
     assert len({before, mode, link}) == 3
 
 
@@ -233,3 +401,14 @@ def test_digest_of_a_task_changes_with_what_is_run_only(tmp_path: Path) -> None:
 def test_canary_lines_are_stripped_only_where_they_lead(text: str, stripped: str) -> None:
     """A policy that sees canaries learns to expect them; the rest of the text is the task."""
     assert strip_canary(text) == stripped
+
+
+def test_batch_refuses_what_attempts_do_not_do_yet_by_name(tmp_path: Path) -> None:
+    """A task that loads and is run on other terms than its own would be worse than refused."""
+    toml = BASE + '[verifier]\nenvironment_mode = "separate"\n'
+    directory = write_task(tmp_path, toml=toml)
+
+    loaded = load_batch([directory], {})
+
+    assert loaded.tasks == ()
+    assert "environment_mode" in loaded.refused[str(directory)]
