@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation, Operations, weigh
+from coldframe.node.outputs import Outputs, require_kept
 from coldframe.node.queueing import FairQueue
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
@@ -38,8 +37,6 @@ from coldframe.runtimes.base import RunningExec
 
 _SETTLE_S = 5.0
 """How long a runtime may take to report the end of a command whose sandbox has ended."""
-_SMALL_BYTES = 64 << 10
-"""A runtime holds nothing for an ended command with less output than this."""
 
 
 class _Slot:
@@ -67,9 +64,8 @@ class Execs:
         self._queue = FairQueue("commands", settings.exec_slots, settings.queue_limit)
         self._loop = asyncio.get_running_loop()
         self._running = 0
-        self._spools: OrderedDict[str, ExecOperation] = OrderedDict()
-        """Ended operations whose whole output can still be read, oldest first."""
-        self._background: set[asyncio.Task[Any]] = set()
+        self._outputs = Outputs(settings)
+        operations.on_expire = self._outputs.drop
 
     # --- life of one command ----------------------------------------------------------
 
@@ -111,7 +107,8 @@ class Execs:
             slot = _Slot(queue, self._settings.exec_hold_s, self._loop)
             handle = sandbox.require_ready(operation.request.expected_version)
             operation.dispatched = True
-            running = await handle.start_exec(operation.request, operation.id)
+            request = self._outputs.grant(operation)
+            running = await handle.start_exec(request, operation.id)
             operation.running = running
             operation.began_at = time.time()
             operation.started.set_result(None)
@@ -130,10 +127,10 @@ class Execs:
         self._running -= 1
         if not operation.started.done():
             operation.started.set_result(None)
-        if ended.exception() is None:
-            result = ended.result()
+        result = ended.result() if ended.exception() is None else None
+        if result is not None:
             operation.size = weigh(result)
-            self._keep_output(operation, result)
+        self._outputs.end(operation, result)
         if operation.dispatched:
             self._operations.settle(operation, ended)
         else:
@@ -176,9 +173,7 @@ class Execs:
         self._abandon(left)
         if left:
             await asyncio.wait([operation.ended.task for operation in left])
-        for operation in list(sandbox.lingering.values()):
-            self._keep_spool(operation)
-        sandbox.lingering.clear()
+        await self._outputs.settle(sandbox)
 
     def _abandon(self, operations: Iterable[ExecOperation]) -> None:
         for operation in operations:
@@ -188,49 +183,9 @@ class Execs:
 
     # --- output -----------------------------------------------------------------------
 
-    def _keep_output(self, operation: ExecOperation, result: ExecResult) -> None:
-        """Keep what the runtime holds only while there is more in it than in the result."""
-        sandbox = operation.sandbox
-        if result.leftovers and not sandbox.ended:
-            sandbox.lingering[operation.id] = operation
-        elif result.out.omitted_bytes or result.err.omitted_bytes:
-            self._keep_spool(operation)
-        else:
-            running, operation.running = operation.running, None
-            if (
-                running is not None
-                and result.out.total_bytes + result.err.total_bytes > _SMALL_BYTES
-            ):
-                self._spawn(running.forget())
-
-    def _keep_spool(self, operation: ExecOperation) -> None:
-        self._spools[operation.id] = operation
-        if len(self._spools) > self._settings.spool_count:
-            _, oldest = self._spools.popitem(last=False)
-            running, oldest.running = oldest.running, None
-            if running is not None:
-                self._spawn(running.forget())
-
     async def close(self) -> None:
         """Drop every kept output."""
-        while self._spools:
-            _, operation = self._spools.popitem()
-            running, operation.running = operation.running, None
-            if running is not None:
-                self._spawn(running.forget())
-        if self._background:
-            await asyncio.wait(self._background)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and isinstance(task.exception(), ColdframeError):
-            return  # what was to be dropped went with its sandbox
-        task.result()
+        await self._outputs.close()
 
     async def read(
         self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool
@@ -249,6 +204,7 @@ class Execs:
             return await operation.running.read(stream, cursor, max_bytes, wait=wait)
         result = await operation.ended
         output = {"stdout": result.out, "stderr": result.err}.get(stream, Output())
+        require_kept(operation, stream, output, cursor)
         return _chunk(stream, output, cursor, max_bytes)
 
     # --- control ----------------------------------------------------------------------
@@ -304,7 +260,7 @@ class Execs:
     async def forget(self, operation_id: str) -> None:
         """See `Node.forget`."""
         operation = self._operations.get(operation_id)
-        self._spools.pop(operation_id, None)
+        self._outputs.drop(operation)
         if operation.running is not None:
             await operation.running.forget()
 

@@ -69,6 +69,8 @@ class Sandbox:
     """Operations that have not ended."""
     lingering: dict[str, ExecOperation] = field(default_factory=dict)
     """Ended operations that left processes running, whose output goes on."""
+    spool_bytes: int = 0
+    """What the output of its commands counts for, beyond their results."""
 
     def info(self) -> SandboxInfo:
         """What the world may know of it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from asyncio import CancelledError
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,8 @@ class ExecOperation:
     ended: Undertaking[ExecResult] = field(init=False)
     running: RunningExec | None = None
     """Kept after the end while there is more to read than the result holds."""
+    spool_bytes: int = 0
+    """What its output counts for in its sandbox's share, both streams together."""
     began_at: float = 0.0
     """Unix seconds at which the runtime had started it."""
     entered: bool = False
@@ -82,6 +85,8 @@ class Operations:
         self._ended: OrderedDict[str, Operation] = OrderedDict()
         self._ended_bytes = 0
         self._expired: dict[int, None] = {}
+        self.on_expire: Callable[[ExecOperation], None] = lambda _: None
+        """Told of a command whose result is kept no longer."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -176,6 +181,8 @@ class Operations:
         del self._ended[operation.id]
         self._known.pop(operation.id, None)
         self._ended_bytes -= operation.size
+        if isinstance(operation, ExecOperation):
+            self.on_expire(operation)
         self._expired[hash(operation.id)] = None
         if len(self._expired) > self._settings.expired_ids:
             del self._expired[next(iter(self._expired))]

@@ -48,6 +48,13 @@ class NodeSettings:
     """COLDFRAME_RESULT_BYTES: output windows kept in results; the oldest go first."""
     spool_count: int = 256
     """COLDFRAME_SPOOL_COUNT: ended commands whose whole output can still be read."""
+    spool_bytes: int = 2 << 30
+    """COLDFRAME_SPOOL_BYTES: output of ended commands kept beyond results, newest first."""
+    sandbox_spool_bytes: int = 4 << 30
+    """COLDFRAME_SANDBOX_SPOOL_BYTES: what all commands of one sandbox may keep beyond results.
+
+    Those that run count for their whole spools, which become smaller as the rest does.
+    """
     expired_ids: int = 262_144
     """COLDFRAME_EXPIRED_IDS: operation ids whose result is gone that are still refused.
 
@@ -80,6 +87,10 @@ class NodeSettings:
             result_count=_integer(source, "RESULT_COUNT", default.result_count),
             result_bytes=_integer(source, "RESULT_BYTES", default.result_bytes),
             spool_count=_integer(source, "SPOOL_COUNT", default.spool_count),
+            spool_bytes=_integer(source, "SPOOL_BYTES", default.spool_bytes),
+            sandbox_spool_bytes=_integer(
+                source, "SANDBOX_SPOOL_BYTES", default.sandbox_spool_bytes
+            ),
             expired_ids=_integer(source, "EXPIRED_IDS", default.expired_ids),
             ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
         )

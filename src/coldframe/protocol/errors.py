@@ -229,6 +229,14 @@ class ArgumentsTooLongError(NotExecutedError):
     code = "arguments_too_long"
 
 
+class OutputNotKeptError(ColdframeError):
+    """The command's output at that place is kept no longer; its result has the head and tail."""
+
+    code = "output_not_kept"
+    side = Side.OBSERVATION
+    execution = Execution.EXECUTED
+
+
 # --- files ----------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -289,3 +290,47 @@ async def test_node_killed_is_reaped_by_the_next(
         assert left == [node.id]
         assert not [path for path in census.node_cgroups(node_id) if path.exists()]
         assert (await node.ledger()).balanced
+
+
+# --- kept output ----------------------------------------------------------------------
+
+
+def spools_on_disk(node: Node) -> int:
+    """Bytes that the files of the node's spool take, whoever holds them; none has a name."""
+    assert isinstance(node.runtime, NativeRuntime)
+    found: dict[int, int] = {}
+    for pid in (os.getpid(), *(pid for one in node.runtime._spawners for pid in one.pids)):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if f"/nodes/{node.id}/spool/" in str(fd.readlink()):
+                    status = fd.stat()
+                    found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+async def test_spools_of_a_sandbox_stay_within_its_share_of_the_disk(
+    tmp_path: Path, image_store: ImageStore, spec: SandboxSpec
+) -> None:
+    """Commands that write all they can must not fill it for everybody."""
+    share = 64 << 20
+    settings = NodeSettings(home=tmp_path, sandbox_spool_bytes=share, spool_bytes=16 << 20)
+    async with Node(settings, images=image_store) as node:
+        sandbox = await node.create_sandbox(spec)
+        most = 0
+        for n in range(12):
+            flood = ExecRequest(
+                command="head -c 20000000 /dev/zero; read x",
+                stdin_open=True,
+                operation_id=f"op-{n}",
+            )
+            await node.start_exec(sandbox.id, flood)
+            while (await node.mark(f"op-{n}"))[0] < 20_000_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            most = max(most, spools_on_disk(node))
+        assert 16 << 20 < most <= share
+
+        for n in range(12):
+            await node.close_stdin(f"op-{n}")
+        await asyncio.gather(*(node.wait_exec(f"op-{n}") for n in range(12)))
+        await node.exec(sandbox.id, ExecRequest(command="true"))
+        assert spools_on_disk(node) <= settings.spool_bytes

@@ -405,22 +405,6 @@ async def test_output_of_ended_exec_can_be_read_from_any_cursor(node: Node) -> N
     assert chunk.dropped_bytes == 0
 
 
-async def test_output_beyond_kept_spools_says_what_is_missing(make_node: NodeMaker) -> None:
-    """The oldest spool is dropped; what the result has can still be read."""
-    node = await make_node(spool_count=1)
-    sandbox = await node.create_sandbox(SPEC)
-    request = ExecRequest(command="seq 1 100000", window_bytes=100)
-    first = await node.exec(sandbox.id, request)
-    await node.exec(sandbox.id, request)
-
-    head = await node.read_output(first.operation_id, "stdout", 0, 1000)
-    rest = await node.read_output(first.operation_id, "stdout", 50, 1000)
-
-    assert head.data == first.out.head
-    assert rest.dropped_bytes == first.out.omitted_bytes
-    assert (rest.data, rest.eof) == (first.out.tail, True)
-
-
 async def test_background_exec_is_controlled_by_its_id(node: Node) -> None:
     """stdin, signals, marks and the terminal's size, from any connection."""
     sandbox = await node.create_sandbox(SPEC)

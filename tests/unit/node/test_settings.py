@@ -33,14 +33,16 @@ def test_settings_read_every_variable() -> None:
         "COLDFRAME_RESULT_COUNT": "10",
         "COLDFRAME_RESULT_BYTES": "11",
         "COLDFRAME_SPOOL_COUNT": "12",
-        "COLDFRAME_EXPIRED_IDS": "13",
-        "COLDFRAME_ENDED_COUNT": "14",
+        "COLDFRAME_SPOOL_BYTES": "13",
+        "COLDFRAME_SANDBOX_SPOOL_BYTES": "14",
+        "COLDFRAME_EXPIRED_IDS": "15",
+        "COLDFRAME_ENDED_COUNT": "16",
     }
 
     settings = NodeSettings.from_environment(environment)
 
     assert settings == NodeSettings(
-        Path("/h"), "fake", "tmpfs", 3, 5, 6, 7, 0.5, 8, 9, 1.5, 10, 11, 12, 13, 14
+        Path("/h"), "fake", "tmpfs", 3, 5, 6, 7, 0.5, 8, 9, 1.5, 10, 11, 12, 13, 14, 15, 16
     )
 
 

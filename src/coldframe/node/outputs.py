@@ -1,0 +1,151 @@
+"""Output that is kept beyond results: within a share per sandbox and on the node, newest first.
+
+A command that runs, or left something running, may fill its whole spool and counts for that much;
+one that has ended counts for what it wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
+
+from coldframe.node.life import Sandbox
+from coldframe.node.operations import ExecOperation
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import ColdframeError, OutputNotKeptError
+from coldframe.protocol.models import ExecRequest, ExecResult, Output, Stream
+
+_SMALL_BYTES = 64 << 10
+"""A runtime holds nothing for an ended command with less output than this."""
+_LEAST_SPOOL = 8192
+_MOST_AT_ONCE = 1024
+"""Commands of one sandbox that each get a spool, however full its share is."""
+
+
+class Outputs:
+    """The spools of a node's commands."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._kept: OrderedDict[str, ExecOperation] = OrderedDict()
+        """Ended operations whose whole output can still be read, oldest first."""
+        self._kept_bytes = 0
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # --- room -------------------------------------------------------------------------
+
+    def grant(self, operation: ExecOperation) -> ExecRequest:
+        """Set room aside; return the request with a spool of the size that there is room for.
+
+        Half of a sandbox's share is for spools as large as was asked for, each stream at most a
+        quarter of what is left; the other half for many small ones.
+        """
+        request, sandbox = operation.request, operation.sandbox
+        share = self._settings.sandbox_spool_bytes // 2
+        wanted = min(request.spool_bytes, share // 4, self._settings.spool_bytes // 2)
+        while share - sandbox.spool_bytes < 4 * wanted and self._drop_oldest_of(sandbox):
+            pass
+        granted = min(wanted, (share - sandbox.spool_bytes) // 4)
+        least = max(_LEAST_SPOOL, share // (2 * _MOST_AT_ONCE))
+        granted = max(granted, min(request.spool_bytes, least))
+        self._weigh(operation, 2 * granted)
+        if granted == request.spool_bytes:
+            return request
+        return request.model_copy(update={"spool_bytes": granted})
+
+    def _weigh(self, operation: ExecOperation, size: int) -> None:
+        """Let an operation count for so many bytes of its sandbox's share."""
+        operation.sandbox.spool_bytes += size - operation.spool_bytes
+        operation.spool_bytes = size
+
+    def _drop_oldest_of(self, sandbox: Sandbox) -> bool:
+        for operation in self._kept.values():
+            if operation.sandbox is sandbox:
+                self.drop(operation)
+                return True
+        return False
+
+    # --- keeping ----------------------------------------------------------------------
+
+    def end(self, operation: ExecOperation, result: ExecResult | None) -> None:
+        """Keep what the runtime holds only while there is more in it than in the result."""
+        sandbox = operation.sandbox
+        if result is None:
+            self._weigh(operation, 0)
+        elif result.leftovers and not sandbox.ended:
+            sandbox.lingering[operation.id] = operation
+        elif result.out.omitted_bytes or result.err.omitted_bytes:
+            self._keep(operation, result.out.total_bytes, result.err.total_bytes)
+        else:
+            self._weigh(operation, 0)
+            running, operation.running = operation.running, None
+            if (
+                running is not None
+                and result.out.total_bytes + result.err.total_bytes > _SMALL_BYTES
+            ):
+                self._spawn(running.forget())
+
+    async def settle(self, sandbox: Sandbox) -> None:
+        """Nothing of an ended sandbox writes any more: keep what its leftovers wrote."""
+        for operation in list(sandbox.lingering.values()):
+            running = operation.running
+            if running is None:
+                continue
+            try:
+                totals = await running.mark()
+            except ColdframeError:  # nobody can tell: it counts for its whole spool
+                totals = (operation.spool_bytes, operation.spool_bytes)
+            self._keep(operation, *totals)
+        sandbox.lingering.clear()
+
+    def _keep(self, operation: ExecOperation, *totals: int) -> None:
+        spool = operation.spool_bytes // 2
+        self._weigh(operation, sum(min(total, spool) for total in totals))
+        self._kept[operation.id] = operation
+        self._kept_bytes += operation.spool_bytes
+        while (
+            len(self._kept) > self._settings.spool_count
+            or self._kept_bytes > self._settings.spool_bytes
+        ):
+            self.drop(next(iter(self._kept.values())))
+
+    def drop(self, operation: ExecOperation) -> None:
+        """Keep the output of an operation that has ended no longer. Twice is fine."""
+        if self._kept.pop(operation.id, None) is None:
+            return
+        self._kept_bytes -= operation.spool_bytes
+        self._weigh(operation, 0)
+        running, operation.running = operation.running, None
+        if running is not None:
+            self._spawn(running.forget())
+
+    async def close(self) -> None:
+        """Drop every kept output."""
+        for operation in list(self._kept.values()):
+            self.drop(operation)
+        if self._background:
+            await asyncio.wait(self._background)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), ColdframeError):
+            return  # what was to be dropped went with its sandbox
+        task.result()
+
+
+def require_kept(operation: ExecOperation, stream: Stream, output: Output, cursor: int) -> None:
+    """Raise OutputNotKeptError if what lies at `cursor` is not in the result's window either."""
+    tail_start = output.total_bytes - len(output.tail)
+    if len(output.head) <= cursor < tail_start:
+        raise OutputNotKeptError(
+            f"operation {operation.id!r}: bytes {cursor} to {tail_start} of its {stream} are no "
+            "longer kept; read on behind them, or raise COLDFRAME_SPOOL_BYTES, "
+            "COLDFRAME_SANDBOX_SPOOL_BYTES or COLDFRAME_SPOOL_COUNT of the node"
+        )
