@@ -92,7 +92,7 @@ class RootFiles:
         if length is not None and length < 0:
             raise InvalidRequestError(f"length {length} is negative")
         raw = path_bytes(path)
-        with self._held():
+        with self.held():
             fd = await self._job(None, fileops.open_file, self._tree, raw, undo=os.close)
             jobs = _InTurn(self, None)
             try:
@@ -118,7 +118,7 @@ class RootFiles:
         parents: bool = True,
     ) -> int:
         raw, ids = path_bytes(path), self._host_ids(owner)
-        with self._held():
+        with self.held():
             pending = await self._job(
                 ids,
                 fileops.begin_write,
@@ -145,6 +145,18 @@ class RootFiles:
         """Write a small file and return what it held (at most `most` bytes); None: no such file."""
         raw, ids = path_bytes(path), self._host_ids(owner)
         return await self._job(ids, fileops.exchange, self.tree, raw, data, ids, most)
+
+    def exchange_here(
+        self, path: str, data: bytes, *, owner: tuple[int, int], most: int
+    ) -> bytes | None:
+        """The same in the calling thread, which ends soon and has done nothing else with files.
+
+        Somebody else keeps the root open meanwhile, by `held`.
+        """
+        ids = self._host_ids(owner)
+        fsthreads.enter_thread()
+        fsthreads.become(*ids)
+        return fileops.exchange(self._tree, path_bytes(path), data, ids, most)
 
     async def mkdir(
         self,
@@ -185,7 +197,7 @@ class RootFiles:
 
     async def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
         pieces = tar_pieces(self.tree, path_bytes(path))
-        with self._held():
+        with self.held():
             jobs = _InTurn(self, None)
             try:
                 while (piece := await jobs.run(_next_piece, pieces)) is not None:
@@ -205,7 +217,7 @@ class RootFiles:
         loop = asyncio.get_running_loop()
         source = _Pulled(content, loop)
         done: asyncio.Future[int] = loop.create_future()
-        with self._held():
+        with self.held():
             # A thread of its own: it waits for whoever sends the archive.
             job = functools.partial(self._unpack, raw, source, owner, loop, done)
             threading.Thread(target=job, name="coldframe-unpack", daemon=True).start()
@@ -322,7 +334,7 @@ class RootFiles:
             raise SandboxGoneError("the sandbox is gone; its files are no longer reachable")
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Keep the root open for the block."""
         self._require_open()
         self._users += 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Budget
-from coldframe.host.egress.gateway import SERVICE, Gateway
+from coldframe.host.egress.gateway import Gateway
+from coldframe.host.egress.listeners import SERVICE
 from coldframe.host.egress.namespace import open_network
 from coldframe.host.egress.netlink import RouteSocket
 from coldframe.host.egress.policy import Engine
@@ -39,7 +41,7 @@ _OURS = (
     f"nameserver {SERVICE}\n"
 ).encode()
 _MOST_RESOLV = 1 << 16
-_SPARE_AFTER_S = 0.02
+_SPARES, _SPARE_AFTER_S = 8, 0.02
 _DESCRIPTORS, _KEPT_DESCRIPTORS, _LEAST_CONNECTIONS = 1 << 17, 3000, 64
 
 
@@ -52,26 +54,41 @@ class NodeNetwork:
         self.resolve: Resolve = resolve or self._system
         self._routes: RouteSocket | None = None
         self._budget: Budget | None = None
-        self._steering: Steering | None = None
-        """One that is ready, once there has been egress at all."""
+        self._steering: list[Steering] = []
+        """Some that are ready, once there has been egress at all."""
         self._timer: asyncio.TimerHandle | None = None
+        self._loading: asyncio.Future[None] | None = None
+        self._closed = False
 
     def take_steering(self) -> Steering:
-        """Return a loaded program, and let another one be loaded in an idle moment.
+        """Return a loaded program, and let others be loaded in an idle moment.
 
         Raises CapabilityError.
         """
-        taken, self._steering = self._steering, None
-        if self._timer is None:
+        if self._timer is None and self._loading is None and len(self._steering) <= _SPARES // 2:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_SPARE_AFTER_S, self._load_spare)
-        return taken or Gateway.load_steering()
+            self._timer = loop.call_later(_SPARE_AFTER_S, self._begin_loading)
+        return self._steering.pop() if self._steering else Gateway.load_steering()
 
-    def _load_spare(self) -> None:
+    def _begin_loading(self) -> None:
         self._timer = None
-        if self._steering is None:
-            with contextlib.suppress(CapabilityError):  # whoever needs one will be told
-                self._steering = Gateway.load_steering()
+        self._loading = asyncio.ensure_future(asyncio.to_thread(self._load_spares))
+        self._loading.add_done_callback(self._loaded)
+
+    def _load_spares(self) -> None:
+        """Runs in a thread: the kernel checks a program for as long as half a create's rest."""
+        with contextlib.suppress(CapabilityError):  # whoever needs one will be told
+            while len(self._steering) < _SPARES and not self._closed:
+                self._steering.append(Gateway.load_steering())
+
+    def _loaded(self, loading: asyncio.Future[None]) -> None:
+        self._loading = None
+        if self._closed:
+            self._close_spares()
+
+    def _close_spares(self) -> None:
+        while self._steering:
+            self._steering.pop().close()
 
     @property
     def budget(self) -> Budget:
@@ -96,8 +113,8 @@ class NodeNetwork:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._steering is not None:
-            self._steering.close()
+        self._closed = True
+        self._close_spares()
         if self._routes is not None:
             self._routes.close()
             self._routes = None
@@ -160,8 +177,9 @@ class NativeEgress:
             raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended") from None
         gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.budget)
         try:
-            await gateway.open(self._node.take_steering())
-            await self._write_resolv()
+            with self._files.held():
+                write = partial(self._write_resolv, asyncio.get_running_loop())
+                await gateway.open(self._node.take_steering(), write)
         except BaseException as error:
             await gateway.close()
             await self._restore_resolv()
@@ -192,19 +210,18 @@ class NativeEgress:
         except PathNotFoundError:
             return None
 
-    async def _write_resolv(self) -> None:
-        """Name our DNS. What cannot be written is noted: addresses can be reached without."""
+    def _write_resolv(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Name our DNS. What cannot be written is noted: addresses can be reached without.
+
+        Called in the thread that makes the listeners: a second one would cost a third of a create.
+        """
         try:
-            before = await self._files.exchange(_RESOLV, _OURS, owner=(0, 0), most=_MOST_RESOLV)
+            before = self._files.exchange_here(_RESOLV, _OURS, owner=(0, 0), most=_MOST_RESOLV)
             if before != _OURS:
                 self._before = before
             self._written = before is None or len(before) < _MOST_RESOLV
         except FileError as error:
-            self._log.add(
-                EgressKind.POLICY,
-                EgressDecision.FAILED,
-                reason=f"{_RESOLV} was not written: {error}",
-            )
+            loop.call_soon_threadsafe(self._note_problem, f"was not written: {error}")
 
     async def _restore_resolv(self) -> None:
         """Put back what was there, unless somebody has changed it meanwhile."""
@@ -217,11 +234,10 @@ class NativeEgress:
             else:
                 await self._files.exchange(_RESOLV, self._before, owner=(0, 0), most=0)
         except FileError as error:
-            self._log.add(
-                EgressKind.POLICY,
-                EgressDecision.FAILED,
-                reason=f"{_RESOLV} was not restored: {error}",
-            )
+            self._note_problem(f"was not restored: {error}")
+
+    def _note_problem(self, what: str) -> None:
+        self._log.add(EgressKind.POLICY, EgressDecision.FAILED, reason=f"{_RESOLV} {what}")
 
 
 def _raise_descriptor_limit() -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coldframe.host import processes
 from coldframe.host.descriptors import needing_room
-from coldframe.host.egress.gateway import LISTENERS
+from coldframe.host.egress.listeners import LISTENERS
 from coldframe.host.export import export_layer
 from coldframe.host.fsthreads import run_to_its_end
 from coldframe.host.pipes import CommandPipes

@@ -13,16 +13,21 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress import dns
 from coldframe.host.egress.desk import Desk, RefusedError, Serve, UnreachableError
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Budget, Flow
-from coldframe.host.egress.namespace import work_inside, write_sysctl
-from coldframe.host.egress.netlink import RouteSocket
+from coldframe.host.egress.listeners import (
+    OWN4,
+    OWN6,
+    Listeners,
+    make_listeners,
+    remove_routes,
+)
+from coldframe.host.egress.namespace import work_inside
 from coldframe.host.egress.policy import Engine
 from coldframe.host.egress.proxy import serve_proxy
 from coldframe.host.egress.redirect import DatagramRefuser, serve_redirected
@@ -31,50 +36,11 @@ from coldframe.host.egress.steering import Steering, refusal
 from coldframe.protocol.errors import CapabilityError
 from coldframe.protocol.network import EgressKind
 
-SERVICE = "127.0.0.53"
-"""Where DNS (port 53) and the proxy stand in the sandbox."""
-PROXY_PORT = 3128
-OWN4, OWN6 = IPv4Address("169.254.1.1"), IPv6Address("fd63:6f6c:6466::1")
-"""What connections to outside come from, inside."""
-_STEERED_PORT = 1
-_BACKLOG = 4096
 _MOST_ACCEPTS = 16
 """Taken at once from one listener before others have their turn."""
 _PAUSE_S = 0.05
 _DNS_IDLE_S = 30.0
 _MOST_QUERIES = 256
-
-
-def _as_listed(address: IPv4Address | IPv6Address, port: int) -> bytes:
-    words = struct.unpack(f"={len(address.packed) // 4}I", address.packed)
-    return b"".join(b"%08X" % word for word in words) + b":%04X" % port
-
-
-LISTENERS = frozenset(
-    _as_listed(ip_address(address), port)
-    for address, port in (
-        (SERVICE, 53),
-        (SERVICE, PROXY_PORT),
-        (OWN4, _STEERED_PORT),
-        (OWN6, _STEERED_PORT),
-    )
-)
-"""TCP listeners that are not the sandbox's own, as the kernel lists them."""
-
-
-@dataclass
-class _Sockets:
-    """Everything that is open inside."""
-
-    steered4: socket.socket
-    proxy: socket.socket
-    dns_stream: socket.socket
-    dns: socket.socket
-    sink4: socket.socket
-    errors4: socket.socket
-    six: tuple[socket.socket, socket.socket, socket.socket] | None = None
-    """Steered, sink and errors of IPv6; None: the machine has none."""
-    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 class Gateway:
@@ -90,18 +56,30 @@ class Gateway:
         self._accepting = False
         self._queries: set[asyncio.Task[None]] = set()
 
-    async def open(self, steering: Steering) -> None:
+    async def open(self, steering: Steering, then: Callable[[], None]) -> None:
         """Make the listeners; return when they answer. `steering` is now its own.
+
+        `then` is called behind that, in the thread that makes them and ends.
 
         Raises:
             OSError: an address or a port is taken inside.
         """
+
+        def work() -> Listeners:
+            made = make_listeners()
+            with contextlib.ExitStack() as undo:
+                undo.push(made.undo)
+                steering.attach(self._network, made.steered)
+                then()
+                made.undo = undo.pop_all()
+            return made
+
         self._undo.callback(steering.close)
-        sockets = await work_inside(self._network, _make_sockets)
+        sockets = await work_inside(self._network, work)
         self._undo.push(sockets.undo)
         self._undo.callback(self._stop_accepting)
         self._accepting = True
-        self._steer(sockets, steering)
+        self._take_steered(sockets)
         self._listen(sockets.proxy, EgressKind.HTTP, partial(serve_proxy, self.desk))
         self._listen(sockets.dns_stream, EgressKind.DNS, self._serve_dns)
         self._add_reader(sockets.dns, partial(self._take_queries, sockets.dns))
@@ -117,23 +95,13 @@ class Gateway:
         except OSError as error:
             raise CapabilityError(refusal() or str(error)) from error
 
-    def _steer(self, sockets: _Sockets, steering: Steering) -> None:
+    def _take_steered(self, sockets: Listeners) -> None:
         serve = partial(serve_redirected, self.desk)
-        listeners: dict[tuple[int, int], socket.socket] = {
-            (socket.AF_INET, socket.SOCK_STREAM): sockets.steered4,
-            (socket.AF_INET, socket.SOCK_DGRAM): sockets.sink4,
-        }
-        sinks = [(sockets.sink4, sockets.errors4)]
-        if sockets.six is not None:
-            steered6, sink6, errors6 = sockets.six
-            listeners[socket.AF_INET6, socket.SOCK_STREAM] = steered6
-            listeners[socket.AF_INET6, socket.SOCK_DGRAM] = sink6
-            sinks.append((sink6, errors6))
-            self._listen(steered6, EgressKind.TCP, serve)
-        self._listen(sockets.steered4, EgressKind.TCP, serve)
-        for sink, errors in sinks:
+        for (_, kind), one in sockets.steered.items():
+            if kind == socket.SOCK_STREAM:
+                self._listen(one, EgressKind.TCP, serve)
+        for sink, errors in sockets.sinks:
             self._undo.callback(DatagramRefuser(self.desk, sink, errors).close)
-        steering.attach(self._network, listeners)
 
     async def close(self, *, sandbox_ends: bool = False) -> None:
         """End every connection and take everything out of the namespace. Twice is fine.
@@ -150,7 +118,7 @@ class Gateway:
             network, self._network = self._network, -1
             try:
                 if not sandbox_ends:
-                    await work_inside(network, _undo_inside)
+                    await work_inside(network, remove_routes)
             finally:
                 os.close(network)
 
@@ -160,9 +128,9 @@ class Gateway:
     # --- listeners --------------------------------------------------------------------
 
     def _add_reader(self, one: socket.socket, ready: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_reader(one, ready)
-        self._undo.callback(loop.remove_reader, one)
+        loop, fd = asyncio.get_running_loop(), one.fileno()
+        loop.add_reader(fd, ready)  # by number: of a socket asyncio makes a text each time
+        self._undo.callback(loop.remove_reader, fd)
 
     def _listen(self, listener: socket.socket, kind: EgressKind, serve: Serve) -> None:
         self._add_reader(listener, partial(self._accept, listener, kind, serve))
@@ -177,7 +145,7 @@ class Gateway:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     # It stays ready: look again later, and let others work meanwhile.
-                    loop.remove_reader(listener)
+                    loop.remove_reader(listener.fileno())
                     again = partial(self._accept, listener, kind, serve)
                     loop.call_later(_PAUSE_S, self._resume, listener, again)
                 return
@@ -185,7 +153,7 @@ class Gateway:
 
     def _resume(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         if self._accepting:
-            asyncio.get_running_loop().add_reader(listener, ready)
+            asyncio.get_running_loop().add_reader(listener.fileno(), ready)
 
     # --- DNS --------------------------------------------------------------------------
 
@@ -243,77 +211,3 @@ class Gateway:
         except UnreachableError:
             return query.reply(dns.SERVER_FAILURE, stream=stream)
         return query.reply(dns.OK if addresses else dns.NO_NAME, addresses, stream=stream)
-
-
-# --- in the sandbox's namespace -------------------------------------------------------
-
-
-def _make_sockets() -> _Sockets:
-    with contextlib.ExitStack() as undo:
-
-        def open_socket(family: int, kind: int, protocol: int = 0) -> socket.socket:
-            flags = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-            return undo.enter_context(socket.socket(family, kind | flags, protocol))
-
-        def listener(family: int, address: str, port: int) -> socket.socket:
-            made = open_socket(family, socket.SOCK_STREAM)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address, port))
-            made.listen(_BACKLOG)
-            return made
-
-        def sink(family: int, address: str, level: int, option: int) -> socket.socket:
-            made = open_socket(family, socket.SOCK_DGRAM)
-            made.setsockopt(level, option, 1)
-            made.bind((address, _STEERED_PORT))
-            return made
-
-        with contextlib.closing(RouteSocket()) as routes:
-            routes.add_address(OWN4)
-            routes.add_local_default(OWN4)
-            six = _add_six(routes)
-        _set_echo(ignored=True)
-        resolver = open_socket(socket.AF_INET, socket.SOCK_DGRAM)
-        resolver.bind((SERVICE, 53))
-        sockets = _Sockets(
-            steered4=listener(socket.AF_INET, str(OWN4), _STEERED_PORT),
-            proxy=listener(socket.AF_INET, SERVICE, PROXY_PORT),
-            dns_stream=listener(socket.AF_INET, SERVICE, 53),
-            dns=resolver,
-            sink4=sink(socket.AF_INET, str(OWN4), socket.SOL_IP, 20),
-            errors4=open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
-        )
-        if six:
-            sockets.six = (
-                listener(socket.AF_INET6, str(OWN6), _STEERED_PORT),
-                sink(socket.AF_INET6, str(OWN6), socket.IPPROTO_IPV6, 74),
-                open_socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6),
-            )
-        sockets.undo = undo.pop_all()
-        return sockets
-
-
-def _add_six(routes: RouteSocket) -> bool:
-    try:
-        routes.add_address(OWN6)
-        routes.add_local_default(OWN6)
-    except OSError:  # IPv6 is switched off on this machine
-        return False
-    return True
-
-
-def _set_echo(*, ignored: bool) -> None:
-    """Let the kernel not answer pings in the name of the whole world."""
-    for name in ("ipv4/icmp_echo_ignore_all", "ipv6/icmp/echo_ignore_all"):
-        with contextlib.suppress(OSError):
-            write_sysctl(name, "1" if ignored else "0")
-
-
-def _undo_inside() -> None:
-    with contextlib.closing(RouteSocket()) as routes:
-        for own in (OWN4, OWN6):
-            with contextlib.suppress(OSError):
-                routes.remove_local_default(own)
-            with contextlib.suppress(OSError):
-                routes.remove_address(own)
-    _set_echo(ignored=False)

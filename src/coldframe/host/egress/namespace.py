@@ -8,7 +8,6 @@ import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from coldframe.host.processes import namespace_of
@@ -76,4 +75,8 @@ def _entered(network: int, work: Callable[[], T]) -> T:
 
 def write_sysctl(name: str, value: str) -> None:
     """Set a `net.` parameter of the namespace that this thread is in."""
-    Path("/proc/sys/net", name).write_text(value)
+    fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)

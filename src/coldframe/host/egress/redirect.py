@@ -43,13 +43,13 @@ class DatagramRefuser:
         self._desk, self._sink, self._errors = desk, sink, errors
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._loop.add_reader(sink, self._refuse)
+        self._loop.add_reader(sink.fileno(), self._refuse)
 
     def close(self) -> None:
         """Give the sockets back."""
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._sink)
+        self._loop.remove_reader(self._sink.fileno())
         self._sink.close()
         self._errors.close()
 
@@ -64,11 +64,11 @@ class DatagramRefuser:
                     self._answer4(source, IPv4Address(value[4:8]), value, len(data))
                 elif (level, kind) == (socket.IPPROTO_IPV6, _ORIGINAL6):
                     self._answer6(source, IPv6Address(value[8:24]), value, len(data))
-        self._loop.remove_reader(self._sink)
+        self._loop.remove_reader(self._sink.fileno())
         self._timer = self._loop.call_later(_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
-        self._loop.add_reader(self._sink, self._refuse)
+        self._loop.add_reader(self._sink.fileno(), self._refuse)
 
     def _note(self, address: IPv4Address | IPv6Address, port: int) -> None:
         found = canonical(address)

@@ -67,6 +67,8 @@ class Direction:
     ) -> None:
         """The flow's meter is asked anew each time: a new policy brings another one."""
         self._source, self._target = source, target
+        # The loop is given numbers: of a socket asyncio makes a text each time.
+        self._source_fd, self._target_fd = source.fileno(), target.fileno()
         self._flow, self._count = flow, count
         self._loop = asyncio.get_running_loop()
         self._pipe: tuple[int, int] | None = None
@@ -94,15 +96,15 @@ class Direction:
         if self._reading != read:
             self._reading = read
             if read:
-                self._loop.add_reader(self._source, self._pump)
+                self._loop.add_reader(self._source_fd, self._pump)
             else:
-                self._loop.remove_reader(self._source)
+                self._loop.remove_reader(self._source_fd)
         if self._writing != write:
             self._writing = write
             if write:
-                self._loop.add_writer(self._target, self._pump)
+                self._loop.add_writer(self._target_fd, self._pump)
             else:
-                self._loop.remove_writer(self._target)
+                self._loop.remove_writer(self._target_fd)
 
     def _pump(self) -> None:
         try:
@@ -131,7 +133,7 @@ class Direction:
     def _drain(self) -> int:
         """Move what is held to the target; raises BlockingIOError when it takes nothing."""
         if self._pipe is not None:
-            return os.splice(self._pipe[0], self._target.fileno(), self._held, flags=_FLAGS)
+            return os.splice(self._pipe[0], self._target_fd, self._held, flags=_FLAGS)
         moved = self._target.send(self._copied)
         self._copied = self._copied[moved:]
         return moved
@@ -139,7 +141,7 @@ class Direction:
     def _take_in(self, granted: int) -> int:
         """Take bytes from the source; raises BlockingIOError when it has none yet."""
         if self._pipe is not None:
-            return os.splice(self._source.fileno(), self._pipe[1], granted, flags=_FLAGS)
+            return os.splice(self._source_fd, self._pipe[1], granted, flags=_FLAGS)
         self._copied = self._source.recv(min(granted, _COPIED))
         return len(self._copied)
 

@@ -138,11 +138,11 @@ class PlainUpstream:
 async def _readable(one: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
-    loop.add_reader(one, ready.set)
+    loop.add_reader(one.fileno(), ready.set)
     try:
         await ready.wait()
     finally:
-        loop.remove_reader(one)
+        loop.remove_reader(one.fileno())
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,6 +8,7 @@ accepted socket's own address is the destination that was meant, and nothing is 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import socket
@@ -25,6 +26,7 @@ _libc.syscall.restype = ctypes.c_long
 _FAMILY, _PROTOCOL, _LOCAL4, _LOCAL6 = 8, 12, 40, 44
 _V4, _V6, _UDP4, _UDP6 = range(4)
 _SLOTS = 4
+_TABLE = 0x7AB1E000
 
 
 class Steering:
@@ -41,7 +43,7 @@ class Steering:
         self._link = self._program = -1
         self._table = _bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKMAP, 4, 8, _SLOTS))
         try:
-            self._program = _load(_program(self._table, *own))
+            self._program = _load(_program(*own).replace(_word_of(_TABLE), _word_of(self._table)))
         except BaseException:
             self.close()
             raise
@@ -176,7 +178,9 @@ class _Code:
         return b"".join(struct.pack("=BBhI", *line) for line in self._code)
 
 
-def _program(table: int, own4: IPv4Address, own6: IPv6Address) -> bytes:
+@functools.cache
+def _program(own4: IPv4Address, own6: IPv6Address) -> bytes:
+    """The program, with _TABLE where the number of its table belongs."""
     code = _Code()
     code.emit(0xBF, 6, 1)  # r6 = context
     code.load(2, _FAMILY)
@@ -194,7 +198,7 @@ def _program(table: int, own4: IPv4Address, own6: IPv6Address) -> bytes:
     for number, address in enumerate((IPv6Address("::1"), own6)):
         _leave_local6(code, address, f"other{number}")
     code.label("steer")
-    _assign(code, table)
+    _assign(code)
     code.label("pass")
     code.move(0, 1)
     code.emit(0x95)
@@ -217,10 +221,10 @@ def _leave_local6(code: _Code, address: IPv6Address, otherwise: str) -> None:
     code.label(otherwise)
 
 
-def _assign(code: _Code, table: int) -> None:
+def _assign(code: _Code) -> None:
     """The listener of slot r7 takes the connection, if there is one."""
     code.emit(0x63, 10, 7, -4)  # *(u32 *)(r10 - 4) = r7
-    code.emit(0x18, 1, 1, imm=table)  # r1 = the map, by its descriptor
+    code.emit(0x18, 1, 1, imm=_TABLE)  # r1 = the map, by its descriptor
     code.emit(0x00)
     code.emit(0xBF, 2, 10)
     code.emit(0x07, 2, imm=-4)
@@ -234,6 +238,10 @@ def _assign(code: _Code, table: int) -> None:
     code.call(_ASSIGN)
     code.emit(0xBF, 1, 7)
     code.call(_RELEASE)
+
+
+def _word_of(number: int) -> bytes:
+    return struct.pack("=I", number)
 
 
 def _word(octets: bytes) -> int:
