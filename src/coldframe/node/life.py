@@ -14,13 +14,14 @@ from coldframe.protocol.errors import (
     SandboxGoneError,
     SandboxStateError,
 )
-from coldframe.protocol.models import SandboxInfo, SandboxSpec, SandboxState
+from coldframe.protocol.models import ImageStart, SandboxInfo, SandboxSpec, SandboxState
 from coldframe.runtimes.base import SandboxHandle
 
 if TYPE_CHECKING:
     from coldframe.node.operations import ExecOperation
 
 _S = SandboxState
+_NOTHING = ImageStart()
 NEXT: dict[SandboxState, frozenset[SandboxState]] = {
     _S.REQUESTED: frozenset({_S.PROVISIONING, _S.FAILED}),
     _S.PROVISIONING: frozenset({_S.READY, _S.FAILED}),
@@ -46,6 +47,7 @@ class Sandbox:
     spec: SandboxSpec
     image_digest: str = ""
     layer_digests: tuple[str, ...] = ()
+    image_start: ImageStart = _NOTHING
     workdir: str = "/"
     state: SandboxState = SandboxState.REQUESTED
     version: int = 1
@@ -81,6 +83,7 @@ class Sandbox:
             spec=self.spec,
             image_digest=self.image_digest,
             layer_digests=self.layer_digests,
+            image_start=self.image_start,
             workdir=self.workdir,
             state=self.state,
             version=self.version,

@@ -28,7 +28,13 @@ from coldframe.protocol.errors import (
     SandboxStateError,
 )
 from coldframe.protocol.ids import new_sandbox_id
-from coldframe.protocol.models import Ledger, SandboxInfo, SandboxSpec, SandboxState
+from coldframe.protocol.models import (
+    ImageStart,
+    Ledger,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+)
 from coldframe.runtimes.base import Gone, Runtime, SandboxHandle
 
 T = TypeVar("T")
@@ -146,6 +152,7 @@ class Sandboxes:
             spec=spec,
             image_digest=image.digest,
             layer_digests=image.layers,
+            image_start=ImageStart(entrypoint=image.config.entrypoint, cmd=image.config.cmd),
             workdir=spec.workdir or image.config.workdir,
         )
         if spec.ttl_s is not None:

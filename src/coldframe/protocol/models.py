@@ -72,6 +72,13 @@ class SandboxSpec(_Model):
     """What it may reach; the default: nothing but itself."""
 
 
+class ImageStart(_Model):
+    """What a container of the image would start. A sandbox starts nothing by itself."""
+
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+
 class SandboxInfo(_Model):
     """What the node knows of one sandbox at one moment."""
 
@@ -81,6 +88,7 @@ class SandboxInfo(_Model):
     spec: SandboxSpec
     image_digest: str
     layer_digests: tuple[str, ...] = ()
+    image_start: ImageStart = ImageStart()
     workdir: str = "/"
     """Where commands start: what the specification says, else the image."""
     state: SandboxState

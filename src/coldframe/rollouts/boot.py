@@ -1,0 +1,121 @@
+"""Start what an image starts, and wait until the sandbox is healthy.
+
+The image's ENTRYPOINT with its CMD runs as a process of the sandbox: as the image's user, in its
+working directory, without stdin. It is not pid 1, so it may stay in the foreground or leave
+daemons behind and end; a container would end with it, a sandbox does not. It belongs to no phase:
+it lives until the sandbox is deleted or a task demands that everything be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from coldframe.harnesses.base import check_platform
+from coldframe.protocol.errors import CreateError, NotExecutedError
+from coldframe.rollouts.healthcheck import Health, said, wait_healthy
+from coldframe.rollouts.task import Healthcheck
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncProcess, AsyncSandbox
+
+SETTLE_S = 0.5
+"""Without a healthcheck: how long an entry point may take to fail, or to leave its daemons."""
+_INTERACTIVE = re.compile(
+    r"(ba|da|a|k|z|fi)?sh|(python|pypy|node|ruby|perl|php|lua|R|julia)[0-9.]*"
+    r"|irb|iex|ghci|jshell|psql|sqlite3"
+)
+
+
+class EntryPointError(CreateError):
+    """The image's entry point could not be started, or failed; the message shows its output."""
+
+    code = "entry_point_failed"
+
+
+@dataclass(frozen=True)
+class Booted:
+    """What runs in a sandbox before any agent does."""
+
+    command: tuple[str, ...] = ()
+    """The image's entry point; empty: it has none."""
+    operation_id: str | None = None
+    """Of the entry point."""
+    health: Health | None = None
+    """None: nobody says how to ask."""
+
+
+def entry_point(entrypoint: Sequence[str], cmd: Sequence[str]) -> tuple[str, ...]:
+    """Return what is started: ENTRYPOINT with CMD, as a container would.
+
+    A CMD alone that is but a shell or an interpreter waits for somebody to type. There is
+    nobody, so it is left out: most base images have one.
+    """
+    if not entrypoint and _is_interactive(cmd):
+        return ()
+    return (*entrypoint, *cmd)
+
+
+def _is_interactive(cmd: Sequence[str]) -> bool:
+    words = cmd[2].split() if len(cmd) == 3 and tuple(cmd[:2]) == ("/bin/sh", "-c") else cmd
+    if not words:
+        return True
+    plain = all(word.startswith("-") and word != "-c" for word in words[1:])
+    return plain and _INTERACTIVE.fullmatch(PurePosixPath(words[0]).name) is not None
+
+
+async def boot(sandbox: AsyncSandbox, check: Healthcheck | None) -> Booted:
+    """Start the image's entry point and wait until the sandbox is healthy.
+
+    Args:
+        check: the task's; None: there is none.
+    Raises:
+        EntryPointError: it was not started, or ended with anything but exit code 0.
+        UnhealthyError: the healthcheck failed as often as it may.
+        SandboxGoneError and other ColdframeErrors: the platform failed.
+    """
+    image = sandbox.info.image_start
+    command = entry_point(image.entrypoint, image.cmd)
+    if not command:
+        return Booted(health=None if check is None else await wait_healthy(sandbox, check))
+    try:
+        process = await sandbox.start(command)
+        health = await _beside(process, command, sandbox, check)
+    except NotExecutedError as error:
+        raise EntryPointError(
+            f"the image's entry point {' '.join(command)!r} was not started: {error}"
+        ) from error
+    return Booted(command, process.operation_id, health)
+
+
+async def _beside(
+    process: AsyncProcess,
+    command: tuple[str, ...],
+    sandbox: AsyncSandbox,
+    check: Healthcheck | None,
+) -> Health | None:
+    """Wait until healthy while the entry point has not failed."""
+    ended = asyncio.ensure_future(process.wait())
+    healthy = asyncio.ensure_future(
+        asyncio.sleep(SETTLE_S) if check is None else wait_healthy(sandbox, check)
+    )
+    try:
+        await asyncio.wait({ended, healthy}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            result = ended.result()
+            check_platform(result)
+            if not result.ok:
+                raise EntryPointError(
+                    f"the image's entry point {' '.join(command)!r} failed: {said(result)}"
+                )
+            if check is None:
+                return None
+        return await healthy
+    finally:
+        for waiting in (ended, healthy):
+            waiting.cancel()
+        await asyncio.gather(ended, healthy, return_exceptions=True)

@@ -1,0 +1,153 @@
+"""A task whose service is not there is a task that nobody can solve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coldframe import AsyncSandboxClient
+from coldframe.images.base import Image, ImageConfig
+from coldframe.images.store import ImageStore
+from coldframe.rollouts.boot import EntryPointError, boot, entry_point
+from coldframe.rollouts.healthcheck import UnhealthyError
+from coldframe.rollouts.task import Healthcheck
+
+Tagged = Callable[..., str]
+SERVER = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8123, bind='127.0.0.1')"
+ASKED = Healthcheck(
+    "python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8123\")'",
+    interval_s=0.2,
+    start_period_s=30.0,
+    start_interval_s=0.1,
+)
+
+
+@pytest.fixture
+def tagged(image_store: ImageStore, debian_image: Image, tmp_path: Path) -> Iterator[Tagged]:
+    """Name Debian's layers anew, with an entry point."""
+    names: list[str] = []
+
+    def tag(entrypoint: tuple[str, ...] = (), cmd: tuple[str, ...] = (), **rest: str) -> str:
+        name = f"test/boot-{tmp_path.name.replace('_', '-')[:40].lower()}-{len(names)}:1"
+        config = ImageConfig(env=debian_image.config.env, entrypoint=entrypoint, cmd=cmd, **rest)
+        names.append(name)
+        return image_store.tag(name, debian_image.layers, config).name
+
+    yield tag
+    for name in names:
+        image_store.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "cmd", "started"),
+    [
+        ((), (), ()),
+        ((), ("bash",), ()),
+        ((), ("/bin/bash", "-l"), ()),
+        ((), ("/bin/sh", "-c", "bash"), ()),
+        ((), ("python3.11",), ()),
+        ((), ("python3", "-m", "http.server"), ("python3", "-m", "http.server")),
+        ((), ("bash", "-c", "serve"), ("bash", "-c", "serve")),
+        ((), ("/bin/sh", "-c", "serve --all"), ("/bin/sh", "-c", "serve --all")),
+        ((), ("nginx",), ("nginx",)),
+        (("/start",), ("bash",), ("/start", "bash")),
+        (("bash",), (), ("bash",)),
+    ],
+)
+def test_entry_point_is_what_a_container_would_start_but_no_idle_shell(
+    entrypoint: tuple[str, ...], cmd: tuple[str, ...], started: tuple[str, ...]
+) -> None:
+    """Every base image has a shell as CMD; starting it changes the initial state for nothing."""
+    assert entry_point(entrypoint, cmd) == started
+
+
+@pytest.mark.root
+async def test_entry_point_in_the_foreground_serves_until_the_sandbox_ends(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """It belongs to nobody's command, so nothing but the sandbox's end takes it away."""
+    image = tagged(("python3", "-c", SERVER), workdir="/tmp")
+    async with await native_async_client.create_sandbox(image) as sandbox:
+        booted = await boot(sandbox, ASKED)
+        await sandbox.exec("true")
+        listed = await sandbox.processes()
+        ports = await sandbox.listening_ports()
+
+    assert booted.command == ("python3", "-c", SERVER)
+    assert [one.operation_id for one in listed] == [booted.operation_id]
+    assert ports == (8123,)
+    assert booted.health is not None
+
+
+@pytest.mark.root
+async def test_entry_point_that_leaves_a_daemon_and_ends_is_healthy(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """A container would end with it; what it daemonised is what the task needs."""
+    image = tagged(
+        ("/bin/sh", "-c", 'setsid python3 -c "$0" >/dev/null 2>&1 & exit 0', SERVER),
+        workdir="/tmp",
+    )
+    async with await native_async_client.create_sandbox(image) as sandbox:
+        await boot(sandbox, ASKED)
+
+        assert await sandbox.listening_ports() == (8123,)
+
+
+@pytest.mark.root
+async def test_entry_point_runs_as_the_images_user_with_the_sandboxes_environment(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """As a container's would: env of the task included, stdin at its end."""
+    image = tagged(
+        ("/bin/sh", "-c", 'echo "$PLACE $(id -u) $(pwd) $(cat)" > /tmp/seen'),
+        user="www-data",
+        workdir="/var",
+    )
+    async with await native_async_client.create_sandbox(image, env={"PLACE": "here"}) as sandbox:
+        await boot(sandbox, Healthcheck("test -s /tmp/seen", interval_s=0.1, retries=50))
+
+        assert await sandbox.files.read("/tmp/seen") == b"here 33 /var \n"
+
+
+@pytest.mark.root
+async def test_entry_point_that_fails_ends_the_wait_and_shows_its_output(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """Waiting out the healthcheck would say nothing of why."""
+    image = tagged(("/bin/sh", "-c", "echo no licence >&2; exit 4"))
+    patient = Healthcheck("false", interval_s=60, start_period_s=600, start_interval_s=60)
+    begun = time.monotonic()
+    async with await native_async_client.create_sandbox(image) as sandbox:
+        for check in (patient, None):
+            with pytest.raises(EntryPointError, match=r"exit code 4.*no licence"):
+                await boot(sandbox, check)
+
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.root
+async def test_entry_point_that_does_not_exist_is_named(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """The image is at fault, and says so at once."""
+    async with await native_async_client.create_sandbox(tagged(("/no/such",))) as sandbox:
+        with pytest.raises(EntryPointError, match="/no/such"):
+            await boot(sandbox, None)
+
+
+@pytest.mark.root
+async def test_boot_without_entry_point_checks_the_health_alone(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """A healthcheck of the task counts whatever the image starts."""
+    async with await native_async_client.create_sandbox(tagged(cmd=("bash",))) as sandbox:
+        with pytest.raises(UnhealthyError):
+            await boot(sandbox, Healthcheck("false", interval_s=0.01))
+        booted = await boot(sandbox, None)
+
+        assert (booted.command, booted.health) == ((), None)
+        assert await sandbox.processes() == ()
