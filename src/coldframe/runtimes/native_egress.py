@@ -8,6 +8,8 @@ import resource
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
+from coldframe.host.egress.annex import Annex
+from coldframe.host.egress.desk import Room
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Budget
 from coldframe.host.egress.gateway import Gateway
@@ -53,7 +55,7 @@ class NodeNetwork:
         self._system = SystemResolver()
         self.resolve: Resolve = resolve or self._system
         self._routes: RouteSocket | None = None
-        self._budget: Budget | None = None
+        self._room: Room | None = None
         self._steering: list[Steering] = []
         """Some that are ready, once there has been egress at all."""
         self._timer: asyncio.TimerHandle | None = None
@@ -91,12 +93,13 @@ class NodeNetwork:
             self._steering.pop().close()
 
     @property
-    def budget(self) -> Budget:
-        """How many connections its sandboxes may have; two descriptors each."""
-        if self._budget is None:
+    def room(self) -> Room:
+        """How many connections its sandboxes may have; each costs two descriptors somewhere."""
+        if self._room is None:
             limit = _raise_descriptor_limit()
-            self._budget = Budget(max(_LEAST_CONNECTIONS, (limit - _KEPT_DESCRIPTORS) // 2))
-        return self._budget
+            most = max(_LEAST_CONNECTIONS, (limit - _KEPT_DESCRIPTORS) // 2)
+            self._room = Room(Budget(most), Annex(limit))
+        return self._room
 
     def is_own(self, address: IPv4Address | IPv6Address) -> bool:
         """Whether packets to an address stay on this machine."""
@@ -115,6 +118,8 @@ class NodeNetwork:
             self._timer = None
         self._closed = True
         self._close_spares()
+        if self._room is not None:
+            self._room.annex.close()
         if self._routes is not None:
             self._routes.close()
             self._routes = None
@@ -169,13 +174,13 @@ class NativeEgress:
     async def _apply(self, policy: NetworkPolicy, presets: tuple[NetworkRule, ...]) -> None:
         engine = Engine(policy, self._node.is_own, presets)
         if self._gateway is not None:
-            self._gateway.desk.replace(engine)
+            await self._gateway.desk.replace(engine)
             return
         try:
             network = open_network(self._created.pid, self._created.namespaces["net"])
         except ProcessLookupError:
             raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended") from None
-        gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.budget)
+        gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.room)
         try:
             with self._files.held():
                 write = partial(self._write_resolv, asyncio.get_running_loop())

@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from ipaddress import ip_address
 
+from coldframe.host.egress import relay
 from coldframe.host.egress.addresses import Address, canonical
+from coldframe.host.egress.annex import Annex
 from coldframe.host.egress.events import EventLog
-from coldframe.host.egress.flows import Budget, Flow, Meter, close
+from coldframe.host.egress.flows import Budget, Flow, Meter
 from coldframe.host.egress.policy import Engine, Verdict
 from coldframe.host.egress.resolver import Names, TooManyLookupsError
 from coldframe.protocol.network import EgressDecision, EgressKind
 
 CONNECT_TIMEOUT_S = 30.0
 MOST_FLOWS = 12_288
-"""Connections of one sandbox at once; each costs the node two descriptors."""
+"""Connections of one sandbox at once."""
+_SCARCE = 0.25
+"""The part of the node's own room that is taken before other processes carry too."""
 
 Serve = Callable[[Flow], Awaitable[None]]
 
@@ -30,13 +35,25 @@ class UnreachableError(Exception):
     """It is allowed, but the other side cannot be reached; it has been noted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where connections of all sandboxes of a node have room."""
+
+    near: Budget
+    """In the node itself."""
+    annex: Annex
+    """In other processes."""
+
+
 class Desk:
     """One sandbox's egress, whichever listener it comes by."""
 
-    def __init__(self, engine: Engine, names: Names, log: EventLog, budget: Budget) -> None:
-        self.engine, self.names, self.log, self._budget = engine, names, log, budget
+    def __init__(self, engine: Engine, names: Names, log: EventLog, room: Room) -> None:
+        self.engine, self.names, self.log, self.room = engine, names, log, room
         self.meter = self._new_meter()
         self._flows: set[Flow] = set()
+        self._far = 0
+        """How many of them other processes carry."""
         self._next = 1
 
     def _new_meter(self) -> Meter:
@@ -54,13 +71,16 @@ class Desk:
 
     # --- the policy -------------------------------------------------------------------
 
-    def replace(self, engine: Engine) -> None:
+    async def replace(self, engine: Engine) -> None:
         """Put another policy in force, for open connections too, before this returns."""
         self.engine = engine
         self.meter = self._new_meter()
         for flow in list(self._flows):
             flow.meter = self.meter
             if flow.address is None:
+                continue
+            if flow.far and self.meter.limited:
+                flow.end("the new policy has limits, and this was one of too many connections")
                 continue
             verdict = self.verdict_of(flow)
             if not verdict.allowed:
@@ -69,6 +89,9 @@ class Desk:
                 flow.end("the new policy does not allow it: it has not shown which host it means")
             else:
                 flow.verdict = verdict
+        far = [flow.task for flow in self._flows if flow.far and flow.cut and flow.task is not None]
+        if far:
+            await asyncio.wait(far)
 
     def verdict_of(self, flow: Flow) -> Verdict:
         """Decide about a connection as it is known now."""
@@ -86,10 +109,11 @@ class Desk:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         flow = Flow(self._next, kind, client, self.meter)
         self._next += 1
-        if self.meter.spent or len(self._flows) >= MOST_FLOWS or not self._budget.take():
+        near = len(self._flows) - self._far
+        if self.meter.spent or len(self._flows) >= MOST_FLOWS or not self.room.near.take(near):
             why = "max_bytes are used up" if self.meter.spent else "too many connections are open"
             self.refuse(flow, why)
-            close(client, reset=True)
+            relay.close(client, reset=True)
             return
         self._flows.add(flow)
         flow.task = asyncio.ensure_future(self._run(flow, serve))
@@ -108,9 +132,41 @@ class Desk:
             self._note_break(flow, error)
         finally:
             self._flows.discard(flow)
-            self._budget.give_back()
+            if not flow.far:
+                self.room.near.give_back()
             flow.close(reset=reset)
             self._note_end(flow)
+
+    async def carry(self, flow: Flow, down: relay.Direction | None = None) -> None:
+        """Carry both ways to their end: here, or by another process when room is scarce.
+
+        `down` is the way to the sandbox if it is carried already. Raises OSError: a side broke.
+        """
+        assert flow.upstream is not None
+        if (
+            self.room.near.taken > _SCARCE
+            and not self.meter.limited
+            and self.room.annex.budget.take(self._far)
+        ):
+            self._far += 1
+            try:
+                if (down is None or down.let_go()) and await self._carry_far(flow):
+                    return
+                down = None if down is not None and down.ended.cancelled() else down
+            finally:
+                self._far -= 1
+                self.room.annex.budget.give_back()
+        up = relay.upward(flow, flow.upstream)
+        await relay.both(up, down or relay.downward(flow, flow.upstream))
+
+    async def _carry_far(self, flow: Flow) -> bool:
+        try:
+            far = await self.room.annex.adopt(flow)
+        except OSError:  # there is no process to be had
+            return False
+        self.room.near.give_back()
+        await far.end(flow)
+        return True
 
     def _note_break(self, flow: Flow, error: Exception) -> None:
         if not flow.announced and flow.address is not None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coldframe.host.egress.addresses import Address
 from coldframe.host.egress.policy import Verdict
+from coldframe.host.egress.relay import close
 from coldframe.protocol.network import EgressKind
 
-_RESET = struct.pack("ii", 1, 0)
 _BURST_S = 0.05
 _LEAST_BURST = 16384
 _LEAST_GRANT = 2048
@@ -48,6 +47,11 @@ class Meter:
         return min(wanted, int(self._tokens))
 
     @property
+    def limited(self) -> bool:
+        """Whether it limits anything."""
+        return self._rate is not None or self._left is not None
+
+    @property
     def delay_s(self) -> float:
         """When something will be granted again."""
         return _LEAST_GRANT / (self._rate or _LEAST_GRANT)
@@ -65,14 +69,23 @@ class Meter:
 
 
 class Budget:
-    """How many connections all sandboxes of a node may have, so that the node keeps some."""
+    """How many connections all sandboxes may have together.
+
+    Nobody may hold more than are left: so one that takes all it can leaves half of them, and the
+    next ones find room whatever others do.
+    """
 
     def __init__(self, most: int) -> None:
-        self._left = most
+        self._most = self._left = most
 
-    def take(self) -> bool:
-        """Take one; False: there are none left."""
-        if self._left <= 0:
+    @property
+    def taken(self) -> float:
+        """Which part of it is taken, 0 to 1."""
+        return 1 - self._left / self._most
+
+    def take(self, held: int) -> bool:
+        """Take one for a sandbox that holds so many; False: it has its share."""
+        if held >= self._left:
             return False
         self._left -= 1
         return True
@@ -108,6 +121,8 @@ class Flow:
     """Whether the client was told why: then it must be able to read that."""
     broken: bool = False
     """Whether either side broke."""
+    far: bool = False
+    """Whether another process carries it; its sockets are no longer ours."""
     task: asyncio.Task[None] | None = None
     upstream: socket.socket | None = None
     stops: list[Callable[[], None]] = field(default_factory=list)
@@ -174,11 +189,3 @@ class Flow:
         for one in (self.client, self.upstream):
             if one is not None:
                 close(one, reset=reset)
-
-
-def close(one: socket.socket, *, reset: bool = False) -> None:
-    """Close a connection, with a reset if what it carried is not to be trusted as whole."""
-    if reset:
-        with contextlib.suppress(OSError):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    one.close()

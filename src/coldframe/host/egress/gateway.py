@@ -17,9 +17,9 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress import dns
-from coldframe.host.egress.desk import Desk, RefusedError, Serve, UnreachableError
+from coldframe.host.egress.desk import Desk, RefusedError, Room, Serve, UnreachableError
 from coldframe.host.egress.events import EventLog
-from coldframe.host.egress.flows import Budget, Flow
+from coldframe.host.egress.flows import Flow
 from coldframe.host.egress.listeners import (
     OWN4,
     OWN6,
@@ -47,11 +47,11 @@ class Gateway:
     """Belongs to one event loop."""
 
     def __init__(
-        self, network: int, engine: Engine, resolve: Resolve, log: EventLog, budget: Budget
+        self, network: int, engine: Engine, resolve: Resolve, log: EventLog, room: Room
     ) -> None:
         """`network` is a descriptor of the sandbox's network namespace, and is now its own."""
         self._network = network
-        self.desk = Desk(engine, Names(resolve), log, budget)
+        self.desk = Desk(engine, Names(resolve), log, room)
         self._undo = contextlib.ExitStack()
         self._accepting = False
         self._queries: set[asyncio.Task[None]] = set()

@@ -70,7 +70,7 @@ async def _request(desk: Desk, flow: Flow, stream: ClientStream, head: Head) -> 
         upstream = PlainUpstream(flow, flow.upstream, None)
     await upstream.send(head.encode(target=path, drop=drop, add=tuple(add)))
     if upgrade and await upstream.upgraded():
-        await tunnel.freely(flow, stream.rest())
+        await tunnel.freely(desk, flow, stream.rest())
         return
     if isinstance(upstream, PlainUpstream):
         upstream.start()

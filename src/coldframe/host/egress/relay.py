@@ -1,7 +1,8 @@
 """Carry bytes between two sockets without copying them: splice through a pipe.
 
 Back-pressure is the kernel's: nothing is read while the other side takes nothing. An end of file
-is passed on for its direction alone. A pipe is held only while it has something in it.
+is passed on for its direction alone. A pipe is held only while it has something in it. Imports
+the standard library only: the processes of `carrier` run it too.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import contextlib
 import fcntl
 import os
 import socket
+import struct
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
-from coldframe.host.egress.flows import Flow
+if TYPE_CHECKING:
+    from coldframe.host.egress.flows import Flow
 
+_RESET = struct.pack("ii", 1, 0)
 _CHUNK = 1 << 20
 _TURNS = 8
 """Chunks that one direction carries before others have their turn."""
@@ -22,6 +27,28 @@ _SPARE_PIPES, _MOST_PIPES = 64, 512
 """Beyond so many at once bytes are copied, a little at a time: a pipe is two descriptors."""
 _COPIED = 1 << 14
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+
+class Meter(Protocol):
+    """Says how much may be carried."""
+
+    @property
+    def delay_s(self) -> float:
+        """When to ask again after nothing was granted."""
+
+    def grant(self, wanted: int) -> int:
+        """Return how many bytes may be carried now."""
+
+    def spend(self, count: int) -> None:
+        """Note bytes that were carried."""
+
+
+class Metered(Protocol):
+    """Has a meter, perhaps another one each time."""
+
+    @property
+    def meter(self) -> Meter:
+        """The one of now."""
 
 
 class _Pipes:
@@ -62,14 +89,14 @@ class Direction:
         self,
         source: socket.socket,
         target: socket.socket,
-        flow: Flow,
+        metered: Metered,
         count: Callable[[int], None],
     ) -> None:
-        """The flow's meter is asked anew each time: a new policy brings another one."""
+        """Its meter is asked for anew each time: a new policy brings another one."""
         self._source, self._target = source, target
         # The loop is given numbers: of a socket asyncio makes a text each time.
         self._source_fd, self._target_fd = source.fileno(), target.fileno()
-        self._flow, self._count = flow, count
+        self._metered, self._count = metered, count
         self._loop = asyncio.get_running_loop()
         self._pipe: tuple[int, int] | None = None
         self._held = 0
@@ -91,6 +118,16 @@ class Direction:
             self._pipe = None
         if not self.ended.done():
             self.ended.cancel()
+
+    def let_go(self) -> bool:
+        """Stop, so that somebody else can go on with the same sockets.
+
+        False: it holds something, or has ended.
+        """
+        if self._held or self.ended.done():
+            return False
+        self.stop()
+        return True
 
     def _watch(self, *, read: bool = False, write: bool = False) -> None:
         if self._reading != read:
@@ -146,12 +183,12 @@ class Direction:
         return len(self._copied)
 
     def _fill(self) -> bool:
-        granted = self._flow.meter.grant(_CHUNK)
+        granted = self._metered.meter.grant(_CHUNK)
         if self.ended.done():
             return False
         if not granted:
             self._watch()
-            self._timer = self._loop.call_later(self._flow.meter.delay_s, self._pump)
+            self._timer = self._loop.call_later(self._metered.meter.delay_s, self._pump)
             return False
         if self._pipe is None:
             self._pipe = _pipes.take()
@@ -164,7 +201,7 @@ class Direction:
         if not self._held:
             self._finish()
             return False
-        self._flow.meter.spend(self._held)
+        self._metered.meter.spend(self._held)
         self._count(self._held)
         return True
 
@@ -199,3 +236,11 @@ def downward(flow: Flow, upstream: socket.socket) -> Direction:
 async def both(*directions: Direction) -> None:
     """Wait for the end of both ways. Raises OSError as soon as one breaks."""
     await asyncio.gather(*(direction.ended for direction in directions))
+
+
+def close(one: socket.socket, *, reset: bool = False) -> None:
+    """Close a connection, with a reset if what it carried is not to be trusted as whole."""
+    if reset:
+        with contextlib.suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    one.close()

@@ -53,7 +53,7 @@ async def carry(desk: Desk, flow: Flow, beginning: bytes = b"") -> None:
     upstream = flow.upstream or await desk.connect(flow)
     down = down or relay.downward(flow, upstream)
     await _send(flow, upstream, data)
-    await relay.both(relay.upward(flow, upstream), down)
+    await desk.carry(flow, down)
 
 
 def _watched(flow: Flow) -> bool:
@@ -64,15 +64,15 @@ async def _plainly(desk: Desk, flow: Flow, beginning: bytes) -> None:
     if flow.upstream is None:
         await desk.connect(flow)
     desk.announce(flow)
-    await freely(flow, beginning)
+    await freely(desk, flow, beginning)
 
 
-async def freely(flow: Flow, beginning: bytes) -> None:
+async def freely(desk: Desk, flow: Flow, beginning: bytes) -> None:
     """Carry both ways of a connection whose two sides have agreed. Raises OSError."""
     assert flow.upstream is not None
-    down = relay.downward(flow, flow.upstream)
+    down = relay.downward(flow, flow.upstream) if beginning else None
     await _send(flow, flow.upstream, beginning)
-    await relay.both(relay.upward(flow, flow.upstream), down)
+    await desk.carry(flow, down)
 
 
 async def _send(flow: Flow, upstream: socket.socket, data: bytes) -> None:

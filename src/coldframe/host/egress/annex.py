@@ -1,0 +1,228 @@
+"""Processes that carry connections for the node once its own descriptors become scarce.
+
+A process may have so many descriptors, and on many machines that cannot be raised. A connection
+costs two of them wherever it is carried; here they are another process's.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import coldframe
+from coldframe.host.egress.carrier import ADOPT, CUT, ENDED, ORDER
+from coldframe.host.egress.flows import Budget, Flow
+
+MOST_PROCESSES = 4
+_KEPT_DESCRIPTORS = 1200
+"""Of a process: for its pipes and itself."""
+_END_S = 2.0
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from coldframe.host.egress.carrier import main; main()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    bytes_out: int
+    bytes_in: int
+    broken: bool
+
+
+class Annex:
+    """All such processes of a node; none is started before the first connection needs it."""
+
+    def __init__(self, descriptors: int) -> None:
+        """`descriptors` is how many each process may have."""
+        self._each = max(1, (descriptors - _KEPT_DESCRIPTORS) // 2)
+        self.budget = Budget(self._each * MOST_PROCESSES)
+        self._processes: list[_Process] = []
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes that run now."""
+        return tuple(one.pid for one in self._processes)
+
+    async def adopt(self, flow: Flow) -> Far:
+        """Let one of them carry a connection; its sockets are then no longer ours.
+
+        Raises OSError: there is none to be had, and the connection is as it was.
+        """
+        return await self._with_room().adopt(flow)
+
+    def _with_room(self) -> _Process:
+        self._processes = [one for one in self._processes if one.alive]
+        for one in self._processes:
+            if one.carried < self._each:
+                return one
+        self._processes.append(_Process())
+        return self._processes[-1]
+
+    def close(self) -> None:
+        """End them all, and wait for that."""
+        while self._processes:
+            self._processes.pop().close()
+
+
+class _Process:
+    """One of them. Belongs to the running event loop."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        )
+        root = str(Path(coldframe.__file__).parents[1])
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _START, root, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._channel.close()
+            raise
+        self._ends: dict[int, asyncio.Future[_End]] = {}
+        self._numbers = itertools.count()
+        self._sending = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.fileno(), self._listen)
+        self.alive = True
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def carried(self) -> int:
+        """How many connections it has."""
+        return len(self._ends)
+
+    async def adopt(self, flow: Flow) -> Far:
+        """See `Annex.adopt`."""
+        assert flow.upstream is not None
+        number = next(self._numbers)
+        ended: asyncio.Future[_End] = self._loop.create_future()
+        self._ends[number] = ended
+        try:
+            await self._send(ADOPT, number, flow.client, flow.upstream)
+        except BaseException:
+            self._ends.pop(number, None)
+            raise
+        flow.far = True
+        flow.client.close()
+        flow.upstream.close()
+        far = Far(self, number, ended)
+        flow.stops.append(far.cut)
+        return far
+
+    async def _send(self, order: int, number: int, *sockets: socket.socket) -> None:
+        rights = array.array("i", [one.fileno() for one in sockets])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+        async with self._sending:
+            while True:
+                try:
+                    self._channel.sendmsg([ORDER.pack(order, number)], ancillary)
+                    return
+                except BlockingIOError:
+                    await self._writable()
+
+    async def _writable(self) -> None:
+        ready = asyncio.Event()
+        self._loop.add_writer(self._channel.fileno(), ready.set)
+        try:
+            await ready.wait()
+        finally:
+            if self.alive:
+                self._loop.remove_writer(self._channel.fileno())
+
+    def cut(self, number: int) -> None:
+        """Have both sides of a connection reset."""
+        if number not in self._ends or not self.alive:
+            return
+        try:
+            self._channel.send(ORDER.pack(CUT, number))
+        except BlockingIOError:
+            self._loop.call_later(0.001, self.cut, number)
+        except OSError:
+            self.lose()
+
+    def _listen(self) -> None:
+        for _ in range(64):
+            try:
+                message = self._channel.recv(ENDED.size)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                self.lose()
+                return
+            number, out, into, broken = ENDED.unpack(message)
+            ended = self._ends.pop(number, None)
+            if ended is not None:
+                ended.set_result(_End(out, into, bool(broken)))
+
+    def lose(self) -> None:
+        """It has ended, or must: so have its connections."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        ends, self._ends = self._ends, {}
+        for ended in ends.values():
+            ended.set_result(_End(0, 0, broken=True))
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            self.lose()
+
+
+class Far:
+    """A connection that another process carries."""
+
+    def __init__(self, process: _Process, number: int, ended: asyncio.Future[_End]) -> None:
+        self._process, self._number, self._ended = process, number, ended
+
+    def cut(self) -> None:
+        """Have both sides reset."""
+        self._process.cut(self._number)
+
+    async def end(self, flow: Flow) -> None:
+        """Wait for the end of both ways; what they carried is the flow's then.
+
+        Whoever is cancelled returns when the other process has let go of it.
+        Raises OSError: either side broke.
+        """
+        try:
+            await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self.cut()
+            await asyncio.wait({self._ended}, timeout=_END_S)
+            self._process_must_have_let_go()
+            raise
+        finally:
+            if self._ended.done():
+                flow.count_out(self._ended.result().bytes_out)
+                flow.count_in(self._ended.result().bytes_in)
+        if self._ended.result().broken:
+            flow.broken = True
+            raise ConnectionResetError("either side broke")
+
+    def _process_must_have_let_go(self) -> None:
+        if not self._ended.done():
+            self._process.lose()

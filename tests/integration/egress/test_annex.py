@@ -1,0 +1,163 @@
+"""Connections that other processes carry: they must be as good as those that the node carries."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from coldframe.host.egress import desk
+from coldframe.host.egress.flows import Budget
+from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
+from coldframe.protocol.ids import new_operation_id, new_sandbox_id
+from coldframe.protocol.models import ExecRequest, SandboxSpec
+from coldframe.protocol.network import EgressDecision, NetworkPolicy
+from coldframe.runtimes.base import RunningExec
+from tests.fixtures.egress import OTHER, WEB, Fenced, Internet, MakeFenced, fenced_runtime, until
+from tests.integration.egress.conftest import TALK
+
+HOLD = """
+import socket, sys
+links = [socket.create_connection((host, 7), 5) for host in sys.argv[1:]]
+for link in links: link.recv(6)
+print("ready", flush=True)
+sys.stdin.readline()
+for host, link in zip(sys.argv[1:], links):
+    try:
+        link.sendall(b"still")
+        print(host, link.recv(5))
+    except OSError as error: print(host, type(error).__name__)
+"""
+
+
+@pytest.fixture(autouse=True)
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's own descriptors count as scarce from the first connection on."""
+    monkeypatch.setattr(desk, "_SCARCE", -1.0)
+
+
+async def hold(box: Fenced, *hosts: str) -> RunningExec:
+    """Open connections inside, and return when all have been answered."""
+    request = ExecRequest(argv=("python3", "-c", HOLD, *hosts), stdin_open=True, deadline_s=60.0)
+    running = await box.sandbox.start_exec(request, new_operation_id())
+    await running.read("stdout", 0, 100)
+    return running
+
+
+def pids(box: Fenced) -> tuple[int, ...]:
+    """Processes that carry for a sandbox's node."""
+    gateway = box.sandbox.parts.egress._gateway
+    assert gateway is not None
+    return gateway.desk.room.annex.pids
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process."""
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_much_arrives_whole_and_each_way_ends_by_itself(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Nothing of a connection may be lost on its way to another process."""
+    box = await fenced(WEB, "web.example:80")
+    script = """
+import os, socket, threading
+link = socket.create_connection(("203.0.113.10", 7))
+said = os.urandom(32 << 20)
+def send():
+    link.sendall(said)
+    link.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+heard = b"".join(iter(lambda: link.recv(1 << 20), b""))
+print(heard == b"hello\\n" + said)
+"""
+    assert await box.python(script) == "True\n"
+    assert len(pids(box)) == 1
+    closed = await box.event(decision=EgressDecision.CLOSED)
+    assert (closed.bytes_out, closed.bytes_in) == (32 << 20, (32 << 20) + 6)
+
+
+async def test_new_policy_cuts_what_it_does_not_allow_before_it_is_in_force(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Another process must not keep a door open for a moment longer."""
+    box = await fenced(WEB, OTHER)
+    running = await hold(box, WEB, OTHER)
+    gateway = box.sandbox.parts.egress._gateway
+    assert gateway is not None
+    assert gateway.desk.open_flows == 2
+
+    await box.set(OTHER)
+    assert gateway.desk.open_flows == 1
+    await running.write_stdin(b"\n")
+
+    lines = (await running.wait()).stdout.decode().splitlines()
+    assert lines == ["ready", f"{WEB} ConnectionResetError", f"{OTHER} b'still'"]
+    cut = await box.event(decision=EgressDecision.CUT)
+    assert (cut.address, cut.bytes_out, cut.bytes_in) == (WEB, 0, 6)
+
+
+async def test_limits_that_come_later_cut_what_they_cannot_hold(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Limits are counted in the node: a connection elsewhere would escape them."""
+    box = await fenced(WEB)
+    running = await hold(box, WEB)
+
+    await box.set(WEB, max_bytes=1000)
+    await running.write_stdin(b"\n")
+
+    assert b"ConnectionResetError" in (await running.wait()).stdout
+    cut = await box.event(decision=EgressDecision.CUT)
+    assert "limits" in cut.reason
+    said = await box.python(TALK, WEB, "7", (b"x" * 5000).hex())
+    assert said.count("x") < 1000
+
+
+async def test_process_that_dies_breaks_its_connections_and_is_replaced(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Whoever waits must be told, and the next connection must not suffer."""
+    box = await fenced(WEB)
+    running = await hold(box, WEB)
+    (pid,) = pids(box)
+
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: bool(box.events(decision=EgressDecision.CLOSED)))
+    await running.write_stdin(b"\n")
+
+    assert b"still" not in (await running.wait()).stdout
+    assert await box.python(TALK, WEB, "7", b"x".hex()) == "hello\nx"
+    assert pids(box) != (pid,)
+
+
+async def test_no_process_outlives_its_node(
+    servers: Internet, tmp_path: Path, image_store: ImageStore, debian_image: Image
+) -> None:
+    """They hold the sandbox's sockets, and so its network."""
+    async with fenced_runtime(tmp_path, image_store, servers) as runtime:
+        spec = SandboxSpec(image=debian_image.name, network=NetworkPolicy.parse(WEB))
+        box = Fenced(await runtime.create(new_sandbox_id(runtime.node_id), spec, debian_image))
+        await hold(box, WEB, WEB)
+        (pid,) = pids(box)
+        assert runs(pid)
+        await box.sandbox.destroy()
+    assert not runs(pid)
+
+
+def test_sandbox_that_takes_all_it_can_leaves_room_for_others() -> None:
+    """Descriptors are the node's: one sandbox must not starve its neighbours of them."""
+    budget = Budget(1000)
+    taken = [0] * 4
+    for number in range(4):
+        while budget.take(taken[number]):
+            taken[number] += 1
+
+    assert taken == [500, 250, 125, 63]
+    for _ in range(taken[0]):
+        budget.give_back()
+    assert budget.take(taken[3])
