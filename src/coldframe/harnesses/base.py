@@ -112,6 +112,15 @@ class McpServer:
 
 
 @dataclass(frozen=True)
+class Offers:
+    """What a task offers its agent beside the sandbox."""
+
+    mcp_servers: tuple[McpServer, ...] = ()
+    skills_dir: str | None = None
+    """In the sandbox: a directory with one directory, and a SKILL.md in it, per skill."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Why the agent stopped, by its own account."""
 
@@ -142,6 +151,7 @@ class Episode:
     user: str | int | None = None
     """None: the sandbox's own."""
     seed: int | None = None
+    offers: Offers = Offers()
     running: set[str] = field(default_factory=set)
     """Operations of the harness that have not ended: killed before the tests arrive."""
 
@@ -243,6 +253,13 @@ class Harness(Protocol):
 
     def settings(self) -> dict[str, Any]:
         """Return what of its behaviour is chosen, as JSON; part of the record."""
+
+    def refuses(self, offers: Offers) -> str | None:
+        """Return which of a task's offers it cannot pass on, as words for a message.
+
+        Such a task is not run: what is offered and silently missing makes it another task. None
+        also if it shows nothing to anybody, as the reference does.
+        """
 
     async def run(self, episode: Episode) -> Outcome:
         """Act until done, and say why it stopped.

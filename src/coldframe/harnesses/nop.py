@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldframe.harnesses.base import Episode, Outcome
+from coldframe.harnesses.base import Episode, Offers, Outcome
 from coldframe.trajectories.schema import Termination
 
 
@@ -19,6 +19,10 @@ class NopHarness:
     def settings(self) -> dict[str, Any]:
         """It has none."""
         return {}
+
+    def refuses(self, offers: Offers) -> str | None:
+        """Return nothing: there is nobody to offer anything to."""
+        return None
 
     async def run(self, episode: Episode) -> Outcome:
         """Do nothing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldframe.harnesses.base import Episode, Outcome
+from coldframe.harnesses.base import Episode, Offers, Outcome
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import HarnessError, NotExecutedError
 from coldframe.trajectories.schema import Termination
@@ -27,6 +27,10 @@ class OracleHarness:
     def settings(self) -> dict[str, Any]:
         """Return where the solution is put."""
         return {"target": TARGET}
+
+    def refuses(self, offers: Offers) -> str | None:
+        """Return nothing: there is nobody to offer anything to."""
+        return None
 
     async def run(self, episode: Episode) -> Outcome:
         """Upload and run; the script's exit code is recorded, the verifier judges.

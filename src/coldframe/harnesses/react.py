@@ -11,8 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from coldframe.harnesses.base import Ending, Episode, Outcome
+from coldframe.harnesses.base import Ending, Episode, Offers, Outcome
 from coldframe.harnesses.chat import Answer, ChatClient
+from coldframe.harnesses.skills import SKILLS_LIST, list_skills
 from coldframe.harnesses.windows import HEAD_TAIL_10K, RULES, WHOLE
 from coldframe.protocol.errors import (
     FileError,
@@ -44,9 +45,9 @@ BASH_TOOL: dict[str, Any] = {
     },
 }
 SYSTEM_PROMPT = (
-    "You solve a task in a Linux sandbox without network. Work with the bash tool: look first, "
-    "change what is needed, check that it works. When the task is done, answer with a short "
-    "summary and no tool call; that ends the episode."
+    "You solve a task in a Linux sandbox, whose network may be limited or absent. Work with the "
+    "bash tool: look first, change what is needed, check that it works. When the task is done, "
+    "answer with a short summary and no tool call; that ends the episode."
 )
 
 
@@ -71,21 +72,33 @@ class ReactHarness:
     """Reason, act, observe, over `/chat/completions`."""
 
     name = "react"
-    version = "1"
+    version = "2"
     needs_model = True
     needs_solution = False
     window_rule = HEAD_TAIL_10K
 
     def settings(self) -> dict[str, Any]:
-        """Return the window rule."""
-        return {"window_rule": self.window_rule}
+        """Return the rules of what the model is shown."""
+        return {"window_rule": self.window_rule, "skills_rule": SKILLS_LIST}
+
+    def refuses(self, offers: Offers) -> str | None:
+        """Return MCP servers: it has one tool, and connects to none."""
+        names = ", ".join(server.name for server in offers.mcp_servers)
+        return f"MCP servers ({names})" if names else None
 
     async def run(self, episode: Episode) -> Outcome:
         """Converse until the model is done or a limit is reached; see the seam for raises."""
         if episode.model is None:
             raise HarnessError("react needs a model: give --model and --base-url")
+        refused = self.refuses(episode.offers)
+        if refused is not None:
+            raise HarnessError(f"react cannot pass on the task's {refused}")
+        directory = episode.offers.skills_dir
+        skills = None if directory is None else await list_skills(episode.sandbox, directory)
         async with ChatClient(episode.model) as chat:
-            conversation = _Conversation(episode, chat, await _shell(episode), self.window_rule)
+            conversation = _Conversation(
+                episode, chat, await _shell(episode), self.window_rule, skills
+            )
             try:
                 return await conversation.run()
             except Ending as ending:
@@ -104,13 +117,15 @@ async def _shell(episode: Episode) -> str:
 
 
 class _Conversation:
-    def __init__(self, episode: Episode, chat: ChatClient, shell: str, rule: str) -> None:
+    def __init__(
+        self, episode: Episode, chat: ChatClient, shell: str, rule: str, skills: str | None
+    ) -> None:
         self.episode, self.chat, self.shell, self.rule = episode, chat, shell, rule
         self.recorder = episode.recorder
         self.failures_in_row = 0
         self.tokens = 0
         self.messages: list[dict[str, Any]] = [
-            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "system", "content": "\n\n".join(filter(None, (SYSTEM_PROMPT, skills)))},
             {"role": "user", "content": episode.instruction},
         ]
         self.recorder.tool_schemas = [BASH_TOOL]

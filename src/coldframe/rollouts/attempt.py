@@ -218,6 +218,7 @@ class Attempt:
             model=self.settings.model if self.harness.needs_model else None,
             solution=self._solution() if self.harness.needs_solution else None,
             user=self.step.agent.user,
+            offers=self.task.offers,
             seed=None if self.settings.seed is None else self.settings.seed + self.sample,
             running=self.running,
         )

@@ -18,8 +18,6 @@ def refuse_pending(task: Task) -> None:
         "[[steps]]": task.multi_step,
         "[environment] network_mode": spec.network_declared in {"public", "allowlist"},
         "[environment] healthcheck": spec.healthcheck is not None,
-        "[environment] mcp_servers": bool(spec.mcp_servers),
-        "[environment] skills_dir": spec.skills_dir is not None,
     }
     for step in task.steps:
         baseline = spec.network_declared or "public"

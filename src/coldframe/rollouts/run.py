@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coldframe.harnesses import load_harness
-from coldframe.harnesses.base import Limits, ModelSettings
+from coldframe.harnesses.base import Harness, Limits, ModelSettings
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.errors import InvalidRequestError, RunError, TaskError
 from coldframe.rollouts import verifier as grading
@@ -123,9 +123,13 @@ class Loaded:
     refused: dict[str, str]
 
 
-def load_batch(paths: Iterable[Path], host_env: Mapping[str, str]) -> Loaded:
+def load_batch(
+    paths: Iterable[Path], host_env: Mapping[str, str], harness: Harness | None = None
+) -> Loaded:
     """Load every task; one that is refused takes no other with it.
 
+    Args:
+        harness: refuses tasks whose offers to the agent it cannot pass on.
     Raises:
         TaskError: a path holds no task at all.
     """
@@ -135,6 +139,12 @@ def load_batch(paths: Iterable[Path], host_env: Mapping[str, str]) -> Loaded:
         try:
             task = load_task(directory, host_env)
             refuse_pending(task)
+            missing = None if harness is None else harness.refuses(task.offers)
+            if harness is not None and missing is not None:
+                raise TaskError(
+                    f"{directory / 'task.toml'}: [environment] offers {missing}, which the harness "
+                    f"{harness.name!r} cannot pass on"
+                )
         except TaskError as error:
             refused[str(directory)] = str(error)
             continue
@@ -178,7 +188,7 @@ class Batch:
     ) -> None:
         self.client, self.config, self.directory = client, config, directory
         self.progress: Progress = progress or Silent()
-        self.loaded = load_batch(config.tasks, host_env or {})
+        self.loaded = load_batch(config.tasks, host_env or {}, load_harness(config.harness))
         self.images = ImageBuilder(client)
         self.results: dict[AttemptKey, Trajectory] = {}
         self.lock: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from coldframe.harnesses.base import McpServer
+from coldframe.harnesses.base import McpServer, Offers
 from coldframe.protocol.errors import TaskError
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts.artifacts import Artifact
@@ -195,6 +195,11 @@ class Task:
     def multi_step(self) -> bool:
         """Whether the task names its steps."""
         return self.steps[0].name is not None
+
+    @property
+    def offers(self) -> Offers:
+        """What the harness is to pass on to the agent."""
+        return Offers(self.environment.mcp_servers, self.environment.skills_dir)
 
     @property
     def wrong(self) -> tuple[str, ...]:

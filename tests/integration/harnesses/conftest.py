@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coldframe.client import AsyncSandbox, AsyncSandboxClient
-from coldframe.harnesses.base import Episode, Limits, ModelSettings
+from coldframe.harnesses.base import Episode, Limits, ModelSettings, Offers
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.store import BlobStore
@@ -36,6 +36,7 @@ def make_episode(plain_sandbox: AsyncSandbox, tmp_path: Path) -> MakeEpisode:
         retries: int = 0,
         request_s: float = 30.0,
         api_key: str | None = "sk-test-key",
+        offers: Offers | None = None,
         **limits: float,
     ) -> Episode:
         model = base_url and ModelSettings(
@@ -53,6 +54,7 @@ def make_episode(plain_sandbox: AsyncSandbox, tmp_path: Path) -> MakeEpisode:
             recorder=Recorder(BlobStore(tmp_path / "blobs"), Redactor(["sk-test-key"])),
             deadline=time.monotonic() + wall_s,
             model=model or None,
+            offers=offers or Offers(),
         )
 
     return make

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from coldframe.harnesses.base import Episode
+from coldframe.harnesses.base import Episode, McpServer, Offers
 from coldframe.harnesses.react import ReactHarness
 from coldframe.protocol.errors import HarnessError, InferenceError, Side
 from coldframe.trajectories.schema import CallOutcome, Termination
@@ -296,3 +296,56 @@ async def test_react_without_a_model_is_a_harness_failure(make_episode: MakeEpis
     """The command line refuses it first; a third party's caller may not."""
     with pytest.raises(HarnessError, match="--model"):
         await ReactHarness().run(make_episode())
+
+
+async def test_react_shows_the_skills_that_a_task_offers_in_its_prompt(
+    make_episode: MakeEpisode,
+) -> None:
+    """A skill that nobody is told of is not there; the list is part of the record."""
+    with ModelEndpoint({"the task": [Say("Done.")]}) as endpoint:
+        episode = make_episode(endpoint.base_url, offers=Offers(skills_dir="/skills"))
+        files = episode.sandbox.files
+        await files.write(
+            "/skills/pdf/SKILL.md",
+            "---\nname: pdf-forms\ndescription: >\n  Fill in\n  forms.\n---\nbody",
+            parents=True,
+        )
+        await files.write("/skills/bare/SKILL.md", "no front matter", parents=True)
+        await files.write("/skills/none/other.md", "x", parents=True)
+        await ReactHarness().run(episode)
+
+    told = endpoint.requests[0]["messages"][0]["content"]
+    listed = told.split("\n\n")[1].splitlines()[1:]
+    assert listed == [
+        "- bare:  (/skills/bare/SKILL.md)",
+        "- pdf-forms: Fill in forms. (/skills/pdf/SKILL.md)",
+    ]
+    assert told in episode.recorder.blobs.get(episode.recorder.prompt[0]).decode().replace(
+        "\\n", "\n"
+    )
+    assert ReactHarness().settings()["skills_rule"] == "skills_list@1"
+
+
+async def test_react_without_the_skills_that_were_offered_fails_by_name(
+    make_episode: MakeEpisode,
+) -> None:
+    """The control: a directory that is missing is no empty list."""
+    with ModelEndpoint({"the task": [Say("Done.")]}) as endpoint:
+        episode = make_episode(endpoint.base_url, offers=Offers(skills_dir="/absent"))
+        with pytest.raises(HarnessError, match="/absent"):
+            await ReactHarness().run(episode)
+
+    assert endpoint.requests == []
+
+
+async def test_react_refuses_mcp_servers_before_it_asks_the_model(
+    make_episode: MakeEpisode,
+) -> None:
+    """A model without the tools that the task speaks of learns to do without."""
+    offers = Offers(mcp_servers=(McpServer("tools", "sse", url="http://127.0.0.1:1"),))
+    with ModelEndpoint({"the task": [Say("Done.")]}) as endpoint:
+        episode = make_episode(endpoint.base_url, offers=offers)
+        with pytest.raises(HarnessError, match=r"MCP servers \(tools\)"):
+            await ReactHarness().run(episode)
+
+    assert endpoint.requests == []

@@ -6,6 +6,7 @@ import pytest
 
 from coldframe.harnesses import Harness, Limits, harness_names, load_harness
 from coldframe.harnesses.base import ModelSettings, check_platform
+from coldframe.harnesses.skills import front_matter
 from coldframe.protocol.errors import InvalidRequestError, SandboxGoneError, SpawnerLostError
 from coldframe.protocol.models import Reason
 from tests.unit.trajectories.samples import exec_result
@@ -56,3 +57,27 @@ def test_command_that_the_platform_ended_is_raised(reason: Reason, error: type[E
     with pytest.raises(error):
         check_platform(exec_result(reason=reason, exit_code=None))
     check_platform(exec_result(reason=Reason.DEADLINE))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (
+            "---\nname: a\ndescription: 'b: c'\n---\nname: body",
+            {"name": "a", "description": "b: c"},
+        ),
+        ('---\nname: "x"\n---', {"name": "x"}),
+        (
+            "---\ndescription: |\n  one\n\n  two\nname: a\n---",
+            {"description": "one two", "name": "a"},
+        ),
+        ("---\nname: never closed", {}),
+        ("name: a\n---\n", {}),
+        ("", {}),
+    ],
+)
+def test_front_matter_of_a_skill_is_read_as_it_is_written(
+    text: str, fields: dict[str, str]
+) -> None:
+    """A description that is cut at its first line tells the model too little."""
+    assert front_matter(text) == fields

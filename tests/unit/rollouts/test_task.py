@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import McpServer
 from coldframe.protocol.errors import TaskError
 from coldframe.protocol.network import NetworkPolicy
@@ -412,3 +413,14 @@ def test_batch_refuses_what_attempts_do_not_do_yet_by_name(tmp_path: Path) -> No
 
     assert loaded.tasks == ()
     assert "environment_mode" in loaded.refused[str(directory)]
+
+
+def test_batch_refuses_a_task_whose_offers_the_harness_cannot_pass_on(tmp_path: Path) -> None:
+    """Found before a sandbox is made; the reference, which shows nobody anything, runs it."""
+    toml = BASE + '[[environment.mcp_servers]]\nname = "tools"\nurl = "http://127.0.0.1:1"\n'
+    directory = write_task(tmp_path, toml=toml)
+
+    refused = load_batch([directory], {}, load_harness("react")).refused[str(directory)]
+
+    assert "MCP servers (tools)" in refused and "'react'" in refused
+    assert load_batch([directory], {}, load_harness("oracle")).refused == {}
