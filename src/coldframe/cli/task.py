@@ -1,4 +1,4 @@
-"""`coldframe task`: check that tasks are honest before anybody learns from them."""
+"""`coldframe task`: write tasks, and check that they are honest before anybody learns from them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.check import Checked, Trial, check_task
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.run import Loaded, load_batch
+from coldframe.rollouts.scaffold import write_new_task
 from coldframe.rollouts.settings import RolloutSettings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -23,7 +24,26 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.callback()
 def task() -> None:
-    """Check that tasks are honest."""
+    """Write tasks, and check that they are honest."""
+
+
+@app.command("init")
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is to lie.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Default: my/ and the directory's name.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Start from this image of the store, not a Dockerfile.")
+    ] = None,
+    multi_step: Annotated[
+        bool, typer.Option("--multi-step", help="Two steps, the second only after the first.")
+    ] = False,
+) -> int:
+    """Write a small task that `task check` passes, to be changed into yours."""
+    write_new_task(directory, name=name, image=image, multi_step=multi_step)
+    print(render.safe(f"{directory}: written; now change it, and run: coldframe task check"))
+    return 0
 
 
 @app.command("check")
