@@ -19,7 +19,8 @@ from coldframe.protocol.errors import InvalidRequestError, RunError
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.run import Batch, RunConfig, RunResult, open_run, ordered
 from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
-from coldframe.trajectories.schema import Call, OutputRef, Step, Trajectory
+from coldframe.trajectories.base import OutputRef
+from coldframe.trajectories.schema import Call, Step, Trajectory
 from coldframe.trajectories.store import BlobStore, StoreError
 
 EXIT_NO_VERDICT = 1
@@ -280,9 +281,6 @@ def _attempt(one: Trajectory, blobs: BlobStore, full: bool) -> str:
     if one.verification is not None:
         graded = one.verification
         lines += ["", f"verifier: exit code {graded.exit_code}, reason {graded.reason}"]
-        if graded.survivors:
-            alive = ", ".join(f"{process.name} ({process.pid})" for process in graded.survivors)
-            lines.append(f"  still running: {alive}")
         for output in (graded.stdout, graded.stderr):
             lines += _text(output, blobs, full)
     lines += [f"warning: {text}" for text in one.warnings]

@@ -52,6 +52,7 @@ def describe(tree: RootTree, status: os.stat_result, target: bytes | None = None
         gid=tree.own_id(status.st_gid),
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
         nlink=status.st_nlink,
         blocks=status.st_blocks,
         target=target,

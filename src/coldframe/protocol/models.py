@@ -357,6 +357,8 @@ class FileStat(_Model):
     gid: int
     size: int
     mtime_ns: int
+    ctime_ns: int
+    """Of its last change of content, names or metadata; nobody inside can set it."""
     nlink: int
     blocks: int
     """Allocated blocks of 512 bytes."""

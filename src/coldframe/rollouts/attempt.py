@@ -1,7 +1,7 @@
 """One attempt at one sample of a task: image, sandbox, agent, verifier, trajectory.
 
 Ends in a verdict or in a failure with a side, never in both and never in an exception, except
-when the attempt itself is cancelled; then its sandbox is deleted first.
+when the attempt itself is cancelled; then its sandboxes are deleted first.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
-from coldframe.harnesses.base import Episode, Harness, Limits, ModelSettings, Outcome, Solution
+from coldframe.harnesses.base import Harness, Limits, ModelSettings, Outcome
 from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
     FileError,
     RunError,
     SandboxStateError,
-    VerifierDeadlineError,
 )
 from coldframe.protocol.models import MIB, Fingerprint
-from coldframe.rollouts import record
+from coldframe.protocol.network import NetworkPolicy
+from coldframe.rollouts import integrity, record
 from coldframe.rollouts.attribution import Phase, failure_of
+from coldframe.rollouts.boot import boot
 from coldframe.rollouts.environment import ImageBuilder
-from coldframe.rollouts.task import Task
-from coldframe.rollouts.verifier import Verifier
+from coldframe.rollouts.phases import PhaseLog
+from coldframe.rollouts.stage import GRADING_SLACK_S, SETUP_S, Stage
+from coldframe.rollouts.step_rewards import total_rewards, why_stop
+from coldframe.rollouts.task import EnvironmentSpec, Healthcheck, Task, TaskStep
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor, secret_values
 from coldframe.trajectories.schema import (
@@ -44,11 +48,9 @@ if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox, AsyncSandboxClient
 
 LEASE_SLACK_S = 900.0
-"""Beyond the agent's and the verifier's time: a lease must never end a running attempt."""
+"""Beyond the time of every phase: a lease must never end a running attempt."""
 DELETE_S = 120.0
 FINGERPRINT_S = 60.0
-GRADING_SLACK_S = 300.0
-"""For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
 LEFT_PLACES = ("/logs/agent", "/logs/artifacts")
 
 
@@ -96,15 +98,18 @@ class Attempt:
         attempt: int,
         queue_s: float = 0.0,
         expected_image: str | None = None,
+        artifacts: Path | None = None,
     ) -> None:
         self.client, self.images, self.task, self.settings = client, images, task, settings
-        self.step = task.steps[0]
         self.sample, self.number, self.queue_s = sample, attempt, queue_s
         self.expected_image = expected_image
+        self.artifacts = artifacts
         self.redactor = Redactor(_secrets(task, settings))
         self.recorder = Recorder(blobs, self.redactor)
         self.harness: Harness = load_harness(settings.harness)
         self.phase = Phase.IMAGE
+        self.phases = PhaseLog(self.recorder)
+        self.stages: list[Stage] = []
         self.clock = _Clock()
         self.trace_id = secrets.token_hex(16)
         self.sandbox: AsyncSandbox | None = None
@@ -114,56 +119,99 @@ class Attempt:
         self.node: str | None = None
         self.initial: Fingerprint | None = None
         self.final: Fingerprint | None = None
-        self.verifier: Verifier | None = None
-        self.outcome = Outcome(Termination.FAILED)
+        self.programs: dict[str, str] = {}
         self.rewards: dict[str, float] | None = None
         self.failure: Failure | None = None
-        self.running: set[str] = set()
         self.warnings: list[str] = []
         self.unknown: dict[str, str] = {}
 
+    @property
+    def outcome(self) -> Outcome:
+        """How the agent's time ended, in the last step that was begun."""
+        return self.stages[-1].outcome if self.stages else Outcome(Termination.FAILED)
+
     async def run(self) -> Trajectory:
-        """Return the trajectory; raises only CancelledError, after the sandbox is deleted."""
+        """Return the trajectory; raises only CancelledError, after the sandboxes are deleted."""
         started_at = time.time()
         try:
-            await self._phases()
+            await self._run()
         except Exception as error:  # noqa: BLE001 - one attempt's crash is that attempt's failure
             self.failure = failure_of(error, self.phase, self.redactor, self._evidence())
+            if self.stages:
+                self.stages[-1].failure = self.failure
         self.recorder.close()
         return record.trajectory(self, started_at)
 
-    async def _phases(self) -> None:
+    async def _run(self) -> None:
+        task = self.task
+        image = await self._images()
+        with self.clock.measure("total"):
+            async with self._sandbox(image) as sandbox:
+                self.phase = Phase.SETUP
+                await self.phases.begin(
+                    "start", sandbox, user=None, network=task.environment.network
+                )
+                await self._set_up(sandbox)
+                await self.phases.end()
+                for number, step in enumerate(task.steps, start=1):
+                    stage = Stage(self, sandbox, step, last=number == len(task.steps))
+                    self.stages.append(stage)
+                    await stage.run()
+                    if not stage.last and why_stop(step.min_reward, stage.rewards):
+                        stage.stopped = True
+                        break
+        verdicts = [stage.rewards for stage in self.stages]
+        self.rewards = (
+            total_rewards(task.reward_strategy, verdicts) if task.multi_step else verdicts[0]
+        )
+
+    async def _images(self) -> str:
+        """Find or build every image that the task needs: a broken one must not cost a rollout."""
+        started_at = time.time()
         with self.clock.measure("image"):
             built = await self.images.image(self.task)
-        with self.clock.measure("total"):
-            async with self._sandbox(built.name) as sandbox:
-                self.phase = Phase.SETUP
-                await self._set_up(sandbox)
-                self.phase = Phase.AGENT
-                self.outcome = await self._act(sandbox)
-                self.recorder.close()
-                with self.clock.measure("verify"):
-                    await self._grade(sandbox)
+            for step in self.task.steps:
+                if step.verifier.environment is not None:
+                    await self.images.image(self.task, step.verifier.environment)
+        if built.built:
+            self.phases.built(network=NetworkPolicy(), started_at=started_at)
+        return built.name
 
     @contextlib.asynccontextmanager
     async def _sandbox(self, image: str) -> AsyncIterator[AsyncSandbox]:
         self.phase = Phase.CREATE
+        spec = self.task.environment
         with self.clock.measure("create"):
-            sandbox = await self._create(image)
+            sandbox = await self._create(image, spec, self._lease_s(), spec.network)
+        self.sandbox = sandbox
         try:
             yield sandbox
         except ColdframeError:
             await self._note_end(sandbox)
             raise
         finally:
+            await self.phases.end()
             with self.clock.measure("delete"):
                 await self._delete(sandbox)
 
-    async def _create(self, image: str) -> AsyncSandbox:
-        task, spec = self.task, self.task.environment
+    @contextlib.asynccontextmanager
+    async def fresh_sandbox(
+        self, spec: EnvironmentSpec, ttl_s: float, network: NetworkPolicy
+    ) -> AsyncIterator[AsyncSandbox]:
+        """Make a sandbox that the agent has never seen, and delete it afterwards."""
+        built = await self.images.image(self.task, spec)
+        sandbox = await self._create(built.name, spec, ttl_s, network)
+        try:
+            yield sandbox
+        finally:
+            await self._delete(sandbox)
+
+    async def _create(
+        self, image: str, spec: EnvironmentSpec, ttl_s: float, network: NetworkPolicy
+    ) -> AsyncSandbox:
         labels = {
             "coldframe.run": self.settings.run_id,
-            "coldframe.task": task.key,
+            "coldframe.task": self.task.key,
             "coldframe.sample": str(self.sample),
             "coldframe.attempt": str(self.number),
         }
@@ -174,20 +222,28 @@ class Attempt:
             limits["memory_bytes"] = spec.memory_mb * MIB
         if spec.storage_mb is not None:
             limits["disk_bytes"] = spec.storage_mb * MIB
-        sandbox = await self.client.create_sandbox(
+        return await self.client.create_sandbox(
             image,
             env=dict(spec.env) or None,
             workdir=spec.workdir,
             labels=labels,
-            ttl_s=self.agent_s() + self.step.verifier.timeout_s + LEASE_SLACK_S,
+            ttl_s=ttl_s,
+            network=network,
             **limits,
         )
-        self.sandbox = sandbox
-        return sandbox
 
-    def agent_s(self) -> float:
-        """Return the agent's time: the smaller of the task's and the caller's."""
-        return min(self.settings.limits.wall_s, self.step.agent.timeout_s or float("inf"))
+    def _lease_s(self) -> float:
+        """Return what all phases may take together."""
+        seconds = LEASE_SLACK_S + _longest(self.task.environment.healthcheck)
+        for step in self.task.steps:
+            collect = sum(hook.timeout_s for hook in step.verifier.collect)
+            seconds += self.agent_s(step) + step.verifier.timeout_s + collect + GRADING_SLACK_S
+            seconds += SETUP_S + _longest(step.healthcheck)
+        return seconds
+
+    def agent_s(self, step: TaskStep) -> float:
+        """Return the agent's time in a step: the smaller of the task's and the caller's."""
+        return min(self.settings.limits.wall_s, step.agent.timeout_s or float("inf"))
 
     async def _set_up(self, sandbox: AsyncSandbox) -> None:
         """Note what the sandbox is, and make the places that a task may expect."""
@@ -204,55 +260,14 @@ class Attempt:
             )
         for place in LEFT_PLACES:
             await sandbox.files.mkdir(place, mode=0o777, owner=(0, 0))
+        await boot(sandbox, self.task.environment.healthcheck)
+        if not all(step.verifier.separate for step in self.task.steps):
+            self.programs = await integrity.programs(sandbox)
         self.initial = await self._fingerprint(sandbox, "identity.initial_state")
 
-    async def _act(self, sandbox: AsyncSandbox) -> Outcome:
-        """Run the harness until it is done or its time is over."""
-        limit = self.agent_s()
-        episode = Episode(
-            sandbox=sandbox,
-            instruction=self.step.instruction,
-            limits=self.settings.limits,
-            recorder=self.recorder,
-            deadline=time.monotonic() + limit,
-            model=self.settings.model if self.harness.needs_model else None,
-            solution=self._solution() if self.harness.needs_solution else None,
-            user=self.step.agent.user,
-            offers=self.task.offers,
-            seed=None if self.settings.seed is None else self.settings.seed + self.sample,
-            running=self.running,
-        )
-        timer = asyncio.timeout(limit)
-        try:
-            async with timer:
-                return await self.harness.run(episode)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-        return Outcome(Termination.AGENT_DEADLINE, f"the agent's {limit:g} s were over")
-
-    async def _grade(self, sandbox: AsyncSandbox) -> None:
-        """End the agent, note the final state, and get the verdict."""
-        self.phase = Phase.HANDOVER
-        self.verifier = Verifier(sandbox, self.task, self.recorder)
-        limit = self.step.verifier.timeout_s + GRADING_SLACK_S
-        timer = asyncio.timeout(limit)
-        try:
-            async with timer:
-                await self.verifier.end_agent(self.running)
-                self.final = await self._fingerprint(sandbox, "final_state")
-                self.phase = Phase.VERIFY
-                self.rewards = await self.verifier.grade()
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise VerifierDeadlineError(
-                f"killing, uploading and grading took over {limit:g} s"
-            ) from None
-
-    def _solution(self) -> Solution | None:
-        directory = self.task.solution(self.step, self.settings.wrong)
-        return None if directory is None else Solution(directory, dict(self.task.solution_env))
+    async def note_final_state(self, sandbox: AsyncSandbox) -> None:
+        """Take the fingerprint of what the agent left."""
+        self.final = await self._fingerprint(sandbox, "final_state")
 
     async def _fingerprint(self, sandbox: AsyncSandbox, field_name: str) -> Fingerprint | None:
         """Return the state, or note why it is not known.
@@ -295,10 +310,14 @@ class Attempt:
         return evidence
 
 
+def _longest(check: Healthcheck | None) -> float:
+    return 0.0 if check is None else check.longest_s
+
+
 def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
     known = set(task.secrets)
-    verifiers = (step.verifier.env for step in task.steps)
-    for env in (task.environment.env, task.solution_env, *verifiers):
+    verifiers = (step.verifier for step in task.steps)
+    for env in (task.environment.env, task.solution_env, *(one.env for one in verifiers)):
         known |= secret_values(env)
     if settings.model is not None and settings.model.api_key:
         known.add(settings.model.api_key)

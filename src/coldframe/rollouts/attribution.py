@@ -27,6 +27,8 @@ class Phase(StrEnum):
     IMAGE = "image"
     CREATE = "create"
     SETUP = "setup"
+    STEP_SETUP = "step_setup"
+    """Between two steps of a task: an agent has acted already."""
     AGENT = "agent"
     HANDOVER = "handover"
     """The harness is being killed and the final state taken."""
@@ -40,6 +42,7 @@ _OTHERWISE = {
     Phase.IMAGE: Side.STARTUP,
     Phase.CREATE: Side.STARTUP,
     Phase.SETUP: Side.STARTUP,
+    Phase.STEP_SETUP: Side.STARTUP,
     Phase.AGENT: Side.HARNESS,
     Phase.HANDOVER: Side.ENVIRONMENT,
     Phase.VERIFY: Side.VERIFIER,
@@ -52,7 +55,7 @@ def side_of(error: BaseException, phase: Phase) -> Side:
         return _OTHERWISE[phase]
     if error.side in _PLATFORM:
         return error.side
-    if error.side is Side.CALLER and phase in {Phase.IMAGE, Phase.CREATE, Phase.SETUP}:
+    if error.side is Side.CALLER and phase in _BEFORE_THE_AGENT:
         return Side.CALLER
     if error.side in {Side.VERIFIER, Side.HARNESS}:
         return error.side
@@ -95,8 +98,11 @@ def may_retry(failure: Failure) -> bool:
     """Whether a new attempt of the same sample may follow: the platform's passing faults only.
 
     A full disk is not among them once the agent has acted: it may be what filled it, and a new
-    attempt would be a second chance that only those get who break things.
+    attempt would be a second chance that only those get who break things. Nor is a later step
+    that cannot begin.
     """
+    if failure.phase == Phase.STEP_SETUP and failure.side is Side.STARTUP:
+        return False
     if failure.code == StorageFullError.code and failure.phase not in _BEFORE_THE_AGENT:
         return False
     return failure.retryable and failure.side in {Side.STARTUP, Side.ENVIRONMENT}

@@ -114,9 +114,14 @@ def _metadata(root: Table) -> dict[str, Any]:
     own = table.table("coldframe")
     threshold = own.take("pass_threshold", is_number, "a number")
     full_kill = own.flag("full_kill")
+    key_inputs = own.texts("key_inputs")
+    for path in key_inputs:
+        if not path.startswith("/") or ".." in path.split("/"):
+            own.problem("key_inputs", f"has {path!r}, which is not an absolute path without ..")
     own.close()
     return {
         "full_kill": full_kill,
+        "key_inputs": key_inputs,
         "pass_threshold": 1.0 if threshold is None else float(threshold),
         "metadata": {k: v for k, v in (root.raw("metadata") or {}).items() if k != "coldframe"}
         if isinstance(root.raw("metadata"), dict)

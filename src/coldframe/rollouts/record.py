@@ -19,6 +19,7 @@ from coldframe.trajectories.schema import (
     ModelIdentity,
     PolicyFailure,
     TaskIdentity,
+    TaskStepRecord,
     Termination,
     Times,
     Trajectory,
@@ -27,7 +28,11 @@ from coldframe.trajectories.schema import (
 )
 
 if TYPE_CHECKING:
+    from coldframe.harnesses.base import Outcome
     from coldframe.rollouts.attempt import Attempt
+    from coldframe.rollouts.stage import Stage
+    from coldframe.rollouts.task import Task
+    from coldframe.trajectories.verification import Verification
 
 _POLICY_ENDINGS = {
     Termination.AGENT_DEADLINE,
@@ -42,22 +47,17 @@ def trajectory(attempt: Attempt, started_at: float) -> Trajectory:
     """Return the record of an attempt that has ended."""
     steps = attempt.recorder.steps
     termination = attempt.outcome.termination
-    policy = None
-    if termination in _POLICY_ENDINGS:
-        policy = PolicyFailure(code=termination.value, message=attempt.outcome.message)
-    if attempt.task.environment.network_declared is None:
-        attempt.warnings.append(
-            "the task declares no network_mode: it ran without network (Harbor would give it "
-            "public network)"
-        )
     return Trajectory(
         identity=_identity(attempt),
         started_at=started_at,
         ended_at=time.time(),
         steps=steps,
         termination=termination,
-        policy_failure=policy,
-        verification=None if attempt.verifier is None else attempt.verifier.record(),
+        policy_failure=_policy_failure(attempt.outcome),
+        phases=attempt.phases.records,
+        task_steps=_task_steps(attempt),
+        tamper=tuple(event for stage in attempt.stages for event in stage.tampering.events),
+        verification=_verification(attempt),
         rewards=None if attempt.failure else attempt.rewards,
         failure=attempt.failure,
         final_state=attempt.final,
@@ -66,6 +66,44 @@ def trajectory(attempt: Attempt, started_at: float) -> Trajectory:
         totals=totals(steps),
         warnings=tuple(attempt.warnings),
         unknown=_unknown(attempt),
+    )
+
+
+def _policy_failure(outcome: Outcome) -> PolicyFailure | None:
+    if outcome.termination not in _POLICY_ENDINGS:
+        return None
+    return PolicyFailure(code=outcome.termination.value, message=outcome.message)
+
+
+def _verification(attempt: Attempt) -> Verification | None:
+    """Return that of a task's only step; several have theirs with them."""
+    if attempt.task.multi_step or not attempt.stages:
+        return None
+    return attempt.stages[0].verification
+
+
+def _task_steps(attempt: Attempt) -> tuple[TaskStepRecord, ...]:
+    if not attempt.task.multi_step:
+        return ()
+    return tuple(_task_step(attempt, stage) for stage in attempt.stages)
+
+
+def _task_step(attempt: Attempt, stage: Stage) -> TaskStepRecord:
+    steps = attempt.recorder.steps[stage.first_step : stage.end_step]
+    return TaskStepRecord(
+        name=stage.step.name or "",
+        first_step=stage.first_step,
+        end_step=stage.end_step,
+        termination=stage.outcome.termination,
+        policy_failure=_policy_failure(stage.outcome),
+        rewards=None if stage.failure else stage.rewards,
+        failure=stage.failure,
+        verification=stage.verification,
+        min_reward_missed=stage.stopped,
+        model_s=sum(step.model_s for step in steps),
+        exec_s=sum(call.exec_s for step in steps for call in step.calls),
+        verify_s=stage.verify_s,
+        totals=totals(steps),
     )
 
 
@@ -128,15 +166,23 @@ def _identity(attempt: Attempt) -> Identity:
             prompt=tuple(attempt.recorder.prompt),
         ),
         verifier=VerifierIdentity(
-            name=grading.NAME, version=grading.VERSION, digest=task.tests_digest
+            name=_verifier_name(task), version=grading.VERSION, digest=task.tests_digest
         ),
         versions=_versions(attempt),
     )
 
 
+def _verifier_name(task: Task) -> str:
+    """Return in which mode the steps are graded."""
+    modes = {"separate" if step.verifier.separate else "shared" for step in task.steps}
+    return "+".join(sorted(modes))
+
+
 def _harness_settings(attempt: Attempt) -> dict[str, Any]:
-    limits = attempt.settings.limits
-    chosen = {**attempt.harness.settings(), "limits": {**vars(limits), "wall_s": attempt.agent_s()}}
+    limits = vars(attempt.settings.limits)
+    seconds = {step.name or "": attempt.agent_s(step) for step in attempt.task.steps}
+    wall_s = seconds if attempt.task.multi_step else seconds[""]
+    chosen = {**attempt.harness.settings(), "limits": {**limits, "wall_s": wall_s}}
     return chosen if attempt.settings.wrong is None else {**chosen, "wrong": attempt.settings.wrong}
 
 
@@ -175,6 +221,7 @@ def _unknown(attempt: Attempt) -> dict[str, str]:
     unknown = {
         "steps[].calls[].file_diff": "no listing is taken between commands; see file_diff",
         "steps[].usage.prompt_token_ids": "the chat API gives no token ids",
+        **attempt.phases.unknown,
         **attempt.unknown,
     }
     identity = _identity(attempt)

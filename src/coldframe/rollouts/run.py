@@ -25,7 +25,6 @@ from coldframe.rollouts.attribution import may_retry
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import find_tasks, load_task
-from coldframe.rollouts.pending import refuse_pending
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
 from coldframe.rollouts.task import Task
@@ -138,7 +137,6 @@ def load_batch(
     for directory in find_tasks(paths):
         try:
             task = load_task(directory, host_env)
-            refuse_pending(task)
             missing = None if harness is None else harness.refuses(task.offers)
             if harness is not None and missing is not None:
                 raise TaskError(
@@ -229,7 +227,7 @@ class Batch:
             },
             "images": {},
             "harness": {"name": harness.name, "version": harness.version},
-            "verifier": {"name": grading.NAME, "version": grading.VERSION},
+            "verifier": {"version": grading.VERSION},
             "versions": {
                 "coldframe": package_version(),
                 "protocol": PROTOCOL_VERSION,

@@ -1,16 +1,17 @@
-"""Grade what an agent left, in the agent's own sandbox, after the agent is gone.
+"""Run a verifier in a sandbox and read its reward: the agent's own sandbox, or a fresh one.
 
-Order is the whole point. First everything that belongs to the harness is killed; what the
-agent left running on purpose lives on and is listed, unless the task demands a full kill. Only
-then do the tests arrive, into a place that is emptied first, whatever the agent put there.
-Rewards are read from regular files only, by the file API, which follows no link out of them.
+Order is the whole point. Only when the agent's phase has ended do the tests arrive, into a place
+that is emptied first, whatever lay there. When test.sh has ended everything else is ended too,
+before anything is read: so nobody writes while we look. Rewards are read from regular files
+only, by the file API, which follows no link out of them, and count only if they were last touched
+while test.sh ran. What the verdict rests on must be what it was before.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
@@ -25,22 +26,28 @@ from coldframe.protocol.errors import (
     VerifierError,
     WorkdirNotFoundError,
 )
+from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecResult, FileKind, ProcessInfo, Reason
+from coldframe.rollouts import integrity
+from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
-from coldframe.rollouts.task import Task, VerifierSpec
-from coldframe.trajectories.recorder import Recorder, plain_process
-from coldframe.trajectories.schema import Verification
+from coldframe.rollouts.task import VerifierSpec
+from coldframe.trajectories.recorder import Recorder
+from coldframe.trajectories.verification import Verification
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
 
-NAME = "shared"
-VERSION = "1"
+VERSION = "2"
 TESTS = "/tests"
 LOGS = "/logs"
 VERIFIER_LOGS = "/logs/verifier"
+PLACES = (TESTS, VERIFIER_LOGS)
+"""What the verifier alone has."""
 REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 ROOT = (0, 0)
+LATE_NS = 5_000_000
+"""A file's times are those of the kernel's last tick."""
 
 
 class VerifierNotExecutedError(VerifierError):
@@ -49,47 +56,40 @@ class VerifierNotExecutedError(VerifierError):
     code = "verifier_not_executed"
 
 
+class TamperedError(VerifierError):
+    """What the verdict rests on was changed while the verifier ran; the verdict is void."""
+
+    code = "tampered"
+
+
 @dataclass
 class Verifier:
-    """Grades one attempt. `record` holds what is known, also when grading fails."""
+    """Grades once. `record` holds what is known, also when grading fails."""
 
     sandbox: AsyncSandbox
-    task: Task
+    spec: VerifierSpec
     recorder: Recorder
-    _facts: dict[str, Any] = field(default_factory=lambda: {"killed": ()})
-
-    @property
-    def _spec(self) -> VerifierSpec:
-        return self.task.steps[0].verifier
-
-    @property
-    def _tests(self) -> Path:
-        return self.task.directory / "tests"
+    tampering: Tampering = field(default_factory=lambda: Tampering(None))
+    key_inputs: Sequence[str] = ()
+    alone: bool = True
+    """End everything in the sandbox once test.sh has ended; else what test.sh itself left."""
+    killed: list[ProcessInfo] = field(default_factory=list)
+    """What had to be killed to start test.sh, and what was killed when it had ended."""
+    _facts: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> Verification:
         """Return what happened so far."""
-        return Verification(full_kill=self.task.full_kill, **self._facts)
+        return Verification(**self._facts)
 
-    async def end_agent(self, running: set[str]) -> None:
-        """Kill what belongs to the harness, or everything; list what lives on.
-
-        Args:
-            running: operations of the harness that have not ended.
-        """
-        killed: list[ProcessInfo] = []
-        for operation_id in sorted(running):
-            killed += await self.sandbox.kill_processes(operation_id)
-        if self.task.full_kill:
-            killed += await self.sandbox.kill_processes()
-        self._facts["killed"] = tuple(map(plain_process, killed))
-        survivors = await self.sandbox.processes()
-        self._facts["survivors"] = tuple(map(plain_process, survivors))
+    def note(self, **facts: Any) -> None:
+        """Add to the record."""
+        self._facts |= facts
 
     async def grade(self) -> dict[str, float]:
         """Bring the tests, run them, and return the rewards by part.
 
         Raises:
-            RewardMissingError, RewardInvalidError, VerifierDeadlineError,
+            RewardMissingError, RewardInvalidError, VerifierDeadlineError, TamperedError,
             VerifierNotExecutedError: there is no verdict, and no reward.
             SandboxGoneError and other ColdframeErrors: the platform failed.
         """
@@ -97,46 +97,75 @@ class Verifier:
         try:
             return await self._graded()
         finally:
-            self._facts["duration_s"] = time.monotonic() - begun
+            self.note(duration_s=time.monotonic() - begun)
 
     async def _graded(self) -> dict[str, float]:
         await self._clear()
-        await self.sandbox.files.tar_up(TESTS, pack(self._tests), owner=ROOT)
+        tests = await self._bring()
+        before = await integrity.key_inputs(self.sandbox, self.key_inputs)
+        self.note(key_inputs=before)
         result = await self._run_or_alone()
-        self._facts |= {
-            "reason": result.reason,
-            "exit_code": result.exit_code,
-            "signal": result.signal,
-            "stdout": self.recorder.output(result.out),
-            "stderr": self.recorder.output(result.err),
-        }
+        self.note(
+            reason=result.reason,
+            exit_code=result.exit_code,
+            signal=result.signal,
+            stdout=self.recorder.output(result.out),
+            stderr=self.recorder.output(result.err),
+        )
         check_platform(result)
+        await self._end(result)
         if result.reason is Reason.DEADLINE:
             raise VerifierDeadlineError(
-                f"{self._tests / 'test.sh'}: not done within "
-                f"[verifier] timeout_sec = {self._spec.timeout_s:g}"
+                f"{self._script()}: not done within "
+                f"[verifier] timeout_sec = {self.spec.timeout_s:g}"
             )
-        return await self._read(result)
+        path, content = await self._read(result)
+        await self._compare(tests, before)
+        return parse_reward(content, path)
 
     async def _clear(self) -> None:
         """Empty the places of the tests and their logs, whatever lies there."""
+        files = self.sandbox.files
         removed = []
-        for path in (TESTS, VERIFIER_LOGS):
+        for path in PLACES if self.spec.tests else (VERIFIER_LOGS,):
             if path == VERIFIER_LOGS and await self._kind(LOGS) not in {None, FileKind.DIRECTORY}:
-                await self.sandbox.files.remove(LOGS)
+                await files.remove(LOGS)
                 removed.append(LOGS)
             if await self._kind(path) is not None:
-                await self.sandbox.files.remove(path, recursive=True)
+                await files.remove(path, recursive=True)
                 removed.append(path)
-        self._facts["removed"] = tuple(removed)
-        await self.sandbox.files.mkdir(TESTS, mode=0o755, owner=ROOT)
-        await self.sandbox.files.mkdir(LOGS, mode=0o755, owner=ROOT)
+        self.note(removed=tuple(removed))
+        await files.mkdir(LOGS, mode=0o755, owner=ROOT)
         # Who owns a directory may rename what lies in it, so an agent's /logs is taken over.
-        await self.sandbox.files.chown(LOGS, *ROOT)
-        await self.sandbox.files.chmod(LOGS, 0o755)
-        # Closed to everybody but the verifier: a service that the agent left running as another
-        # user must not be able to write the reward.
-        await self.sandbox.files.mkdir(VERIFIER_LOGS, mode=0o700, owner=ROOT)
+        await files.chown(LOGS, *ROOT)
+        await files.chmod(LOGS, 0o755)
+        # Closed to everybody but the verifier: what the agent left running as another user must
+        # neither write the reward nor read the tests.
+        await files.mkdir(VERIFIER_LOGS, mode=0o700, owner=ROOT)
+
+    async def _bring(self) -> dict[str, str]:
+        """Upload the tests; return path → digest of what must be found again afterwards."""
+        files = self.sandbox.files
+        if self.spec.tests:
+            await files.mkdir(TESTS, mode=0o700, owner=ROOT)
+            for directory in self.spec.tests:
+                await files.tar_up(TESTS, pack(directory), owner=ROOT)
+            tests = integrity.expected(self.spec.tests)
+        else:
+            try:
+                # COPY keeps modes, and not every checkout has the executable bit.
+                await files.chmod(f"{TESTS}/test.sh", 0o755)
+                tests = await integrity.present(self.sandbox, TESTS)
+            except FileError as error:
+                raise VerifierNotExecutedError(f"the verifier's image: {error}") from error
+        self.note(tests=integrity.mapping_digest(tests))
+        return tests
+
+    async def withdraw(self) -> None:
+        """Take back what the verifier alone has: the next agent must not find it."""
+        for path in PLACES:
+            if await self._kind(path) is not None:
+                await self.sandbox.files.remove(path, recursive=True)
 
     async def _kind(self, path: str) -> FileKind | None:
         try:
@@ -155,63 +184,85 @@ class Verifier:
             killed = await self.sandbox.kill_processes()
             if not killed:
                 raise
-            self._facts["killed"] += tuple(map(plain_process, killed))
-            self._facts["survivors"] = ()
+            self.killed += killed
         return await self._run()
 
     async def _run(self) -> ExecResult:
-        user = 0 if self._spec.user is None else self._spec.user
-        self._facts["user"] = str(user)
+        user = self.spec.user
+        if user is None and not self.spec.separate:
+            user = 0
+        self.note(user=None if user is None else str(user))
         if user not in {0, "0", "root"}:
             await self._hand_over(user)
         try:
             return await self._exec(user, None)
         except WorkdirNotFoundError:
             # The agent removed its working directory; that must not spare it the verdict.
-            self._facts["cwd"] = "/"
+            self.note(cwd="/")
         return await self._exec(user, "/")
 
-    async def _hand_over(self, user: str | int) -> None:
-        """Give the log directory to the verifier's user, by the sandbox's own names of it."""
+    async def _hand_over(self, user: str | int | None) -> None:
+        """Give the verifier's places to its user, by the sandbox's own names of it."""
+        if user is None:
+            info = await self.sandbox.exec(["id", "-u"], cwd="/", deadline_s=30.0)
+            user = info.text.strip() or "0"
+        places = [path for path in PLACES if await self._kind(path) is FileKind.DIRECTORY]
         result = await self.sandbox.exec(
-            ["chown", f"{user}", VERIFIER_LOGS], user=0, cwd="/", deadline_s=30.0
+            ["chown", "--", f"{user}", *places], user=0, cwd="/", deadline_s=30.0
         )
         if not result.ok:
             raise VerifierError(f"{VERIFIER_LOGS} cannot be given to user {user!r}")
 
-    async def _exec(self, user: str | int, cwd: str | None) -> ExecResult:
-        script = self._tests / "test.sh"
+    def _script(self) -> str:
+        return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")
+
+    async def _exec(self, user: str | int | None, cwd: str | None) -> ExecResult:
+        script, target = self.spec.script, f"{TESTS}/test.sh"
         try:
             return await self.sandbox.exec(
-                run_argv(script, f"{TESTS}/test.sh"),
+                (target,) if script is None else run_argv(script, target),
                 user=user,
                 cwd=cwd,
-                env=dict(self._spec.env),
-                deadline_s=self._spec.timeout_s,
+                env=dict(self.spec.env),
+                deadline_s=self.spec.timeout_s,
                 window_bytes=OUTPUT_WINDOW_BYTES,
+                operation_id=new_operation_id(),
             )
         except WorkdirNotFoundError:
             if cwd is None:
                 raise
-            raise VerifierNotExecutedError(f"{script}: / cannot be entered") from None
+            raise VerifierNotExecutedError(f"{self._script()}: / cannot be entered") from None
         except NotExecutedError as error:
-            raise VerifierNotExecutedError(f"{script} could not be started: {error}") from error
+            raise VerifierNotExecutedError(
+                f"{self._script()} could not be started: {error}"
+            ) from error
 
-    async def _read(self, result: ExecResult) -> dict[str, float]:
+    async def _end(self, result: ExecResult) -> None:
+        """Leave nobody who could write while the reward and the digests are read."""
+        if self.alone:
+            self.killed += await self.sandbox.kill_processes()
+        else:
+            self.killed += await self.sandbox.kill_processes(result.operation_id)
+
+    async def _read(self, result: ExecResult) -> tuple[str, bytes]:
         for path in (LOGS, VERIFIER_LOGS):
             kind = await self._kind(path)
             if kind not in {None, FileKind.DIRECTORY}:
                 raise RewardInvalidError(f"{path}: a {kind}, not a directory")
         for path in REWARD_FILES:
-            kind = await self._kind(path)
-            if kind is None:
+            try:
+                stat = await self.sandbox.files.stat(path, follow=False)
+            except PathNotFoundError:
                 continue
-            self._facts["reward_file"] = path
-            if kind is not FileKind.FILE:
-                raise RewardInvalidError(f"{path}: a {kind}, not a regular file")
+            self.note(reward_file=path)
+            if stat.kind is not FileKind.FILE:
+                raise RewardInvalidError(f"{path}: a {stat.kind}, not a regular file")
+            if stat.nlink != 1:
+                raise RewardInvalidError(f"{path}: has {stat.nlink} names, so others may write it")
+            self._in_time(path, stat.ctime_ns, result)
             content = await self._content(path)
-            self._facts["reward_bytes"] = self.recorder.blob(content)
-            return parse_reward(content, path)
+            self.note(reward_bytes=self.recorder.blob(content))
+            return path, content
         code = (
             f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
         )
@@ -220,9 +271,40 @@ class Verifier:
             f"in {VERIFIER_LOGS}"
         )
 
+    def _in_time(self, path: str, changed_ns: int, result: ExecResult) -> None:
+        """Refuse a reward that was touched after test.sh ended: it is somebody else's.
+
+        Raises:
+            TamperedError: it was.
+        """
+        ended_ns = int(result.ended_at * 1e9)
+        if changed_ns > ended_ns + LATE_NS:
+            late = f"{(changed_ns - ended_ns) / 1e6:.1f} ms after test.sh ended"
+            self.tampering.found("reward_late", path, "written by test.sh", late, voided=True)
+            raise TamperedError(f"{path}: written {late}, by another")
+
     async def _content(self, path: str) -> bytes:
         """Return the file's bytes, at most one more than are accepted."""
         try:
             return await self.sandbox.files.read(path, length=MAX_REWARD_BYTES + 1)
         except FileError as error:
             raise RewardInvalidError(f"{path}: cannot be read: {error}") from error
+
+    async def _compare(self, tests: Mapping[str, str], inputs: Mapping[str, str]) -> None:
+        """Void the verdict if the tests or a key input are not what they were.
+
+        Raises:
+            TamperedError: the first of them is named.
+        """
+        found = await integrity.found_again(self.sandbox, TESTS, tests)
+        now = await integrity.key_inputs(self.sandbox, inputs)
+        changed = [
+            f"{TESTS}/{path}"
+            for path in self.tampering.compare("tests_changed", tests, found, voided=True)
+        ]
+        changed += self.tampering.compare("key_input_changed", inputs, now, voided=True)
+        if changed:
+            raise TamperedError(
+                f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}: "
+                "changed while the verifier ran; its verdict is void"
+            )

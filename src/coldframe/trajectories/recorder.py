@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 from coldframe.protocol.errors import ColdframeError, Execution
 from coldframe.protocol.models import ExecRequest, ExecResult, Output, ProcessInfo
+from coldframe.trajectories.base import BlobRef, OutputRef
 from coldframe.trajectories.redaction import Redactor, is_secret_name
 from coldframe.trajectories.schema import (
-    BlobRef,
     Call,
     CallError,
     CallOutcome,
-    OutputRef,
     ParseFailure,
     Shown,
     ShownMessage,

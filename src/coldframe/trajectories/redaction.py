@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from mmap import mmap
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -76,6 +77,10 @@ class Redactor:
         for secret in self._bytes:
             value = value.replace(secret, REDACTED.encode())
         return value
+
+    def found_in(self, value: bytes | mmap) -> bool:
+        """Whether a known secret stands in there."""
+        return any(value.find(secret) != -1 for secret in self._bytes)
 
     def environment(self, env: Mapping[str, str | None]) -> dict[str, str | None]:
         """Return the environment with the values of secret names hidden."""

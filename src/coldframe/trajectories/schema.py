@@ -9,46 +9,21 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coldframe.protocol.errors import Side
 from coldframe.protocol.models import Fingerprint, ProcessInfo, Reason, Resources
+from coldframe.trajectories.base import BlobRef, Model, OutputRef, Sha256
+from coldframe.trajectories.phases import PhaseRecord, TamperEvent
+from coldframe.trajectories.verification import Verification
 
-SCHEMA_VERSION: Literal["coldframe.trajectory/1"] = "coldframe.trajectory/1"
+SCHEMA_VERSION: Literal["coldframe.trajectory/2"] = "coldframe.trajectory/2"
 REWARD_SCHEMA_VERSION = "coldframe.reward/1"
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
-    )
-
-
-class BlobRef(_Model):
-    """Bytes that lie in the store under `sha256`."""
-
-    sha256: Sha256
-    bytes: int = Field(ge=0)
-
-
-class OutputRef(_Model):
-    """One output stream: the whole by length and digest, and what of it was stored."""
-
-    total_bytes: int = Field(ge=0)
-    sha256: Sha256
-    """Of the whole stream, as the runtime saw it."""
-    stored: BlobRef
-    """Equal to the whole when `complete`; else head, a line that says what is missing, tail."""
-    complete: bool
-    redacted: bool = False
-    """A secret was taken out of what is stored; `complete` is then false."""
-
-
-class Shown(_Model):
+class Shown(Model):
     """What the model was shown, apart from the whole."""
 
     rule: str
@@ -70,7 +45,7 @@ class CallOutcome(StrEnum):
     """Perhaps executed; the sandbox or its node failed."""
 
 
-class CallError(_Model):
+class CallError(Model):
     """Why a call has no result."""
 
     code: str
@@ -78,7 +53,7 @@ class CallError(_Model):
     message: str
 
 
-class Call(_Model):
+class Call(Model):
     """One command in the sandbox."""
 
     tool_call_id: str | None = None
@@ -104,7 +79,7 @@ class Call(_Model):
     """Not known per step: a listing of the whole tree per command costs more than the command."""
 
 
-class ParseFailure(_Model):
+class ParseFailure(Model):
     """An action that does not follow the tool schema; the policy's own doing."""
 
     code: str
@@ -112,7 +87,7 @@ class ParseFailure(_Model):
     tool_call_id: str | None = None
 
 
-class Usage(_Model):
+class Usage(Model):
     """Tokens as the endpoint counted them. None: it did not say."""
 
     prompt_tokens: int | None = None
@@ -121,7 +96,7 @@ class Usage(_Model):
     cached_tokens: int | None = None
 
 
-class ShownMessage(_Model):
+class ShownMessage(Model):
     """A message that was given to the model after this step's action, in order."""
 
     role: str
@@ -129,7 +104,7 @@ class ShownMessage(_Model):
     shown: Shown
 
 
-class Step(_Model):
+class Step(Model):
     """One action and everything that followed from it."""
 
     index: int = Field(ge=0)
@@ -143,8 +118,6 @@ class Step(_Model):
     parse_failures: tuple[ParseFailure, ...] = ()
     calls: tuple[Call, ...] = ()
     shown: tuple[ShownMessage, ...] = ()
-    egress_events: tuple[dict[str, Any], ...] = ()
-    """Empty by construction while the only network policy is none."""
     started_at: float
     ended_at: float
     model_s: float = Field(default=0.0, ge=0)
@@ -152,7 +125,7 @@ class Step(_Model):
     """Time spent waiting between retries of the endpoint; None without a model."""
 
 
-class TaskIdentity(_Model):
+class TaskIdentity(Model):
     """Which task, and exactly which version of it."""
 
     key: str
@@ -162,10 +135,10 @@ class TaskIdentity(_Model):
     source: str | None = None
     repository_commit: str | None = None
     network_declared: str | None = None
-    network_effective: str = "no-network"
+    """None: the task says nothing. What was in force stands with each phase."""
 
 
-class ImageIdentity(_Model):
+class ImageIdentity(Model):
     """What the sandbox was made from."""
 
     name: str
@@ -173,7 +146,7 @@ class ImageIdentity(_Model):
     layers: tuple[str, ...] = ()
 
 
-class ModelIdentity(_Model):
+class ModelIdentity(Model):
     """Which policy acted. None: not told to us."""
 
     name: str | None = None
@@ -187,7 +160,7 @@ class ModelIdentity(_Model):
     sampling: dict[str, Any] = Field(default_factory=dict)
 
 
-class HarnessIdentity(_Model):
+class HarnessIdentity(Model):
     """Which harness, its version and its settings."""
 
     name: str
@@ -198,7 +171,7 @@ class HarnessIdentity(_Model):
     """The messages that the model was given before its first action, one JSON object each."""
 
 
-class VerifierIdentity(_Model):
+class VerifierIdentity(Model):
     """Which verifier graded."""
 
     name: str
@@ -207,7 +180,7 @@ class VerifierIdentity(_Model):
     """Of the task's tests directory."""
 
 
-class Versions(_Model):
+class Versions(Model):
     """Versions of everything that took part."""
 
     client: str
@@ -220,7 +193,7 @@ class Versions(_Model):
     kernel: str
 
 
-class Identity(_Model):
+class Identity(Model):
     """Everything that names an attempt."""
 
     run_id: str
@@ -238,7 +211,7 @@ class Identity(_Model):
     versions: Versions
 
 
-class FileDiff(_Model):
+class FileDiff(Model):
     """How the files differ between the start and the end of the agent's time."""
 
     before: str
@@ -260,31 +233,7 @@ class Termination(StrEnum):
     """Something else than the policy ended it; `failure` says what."""
 
 
-class Verification(_Model):
-    """What the verifier did."""
-
-    killed: tuple[ProcessInfo, ...] = ()
-    """Processes that were killed before the tests arrived."""
-    survivors: tuple[ProcessInfo, ...] = ()
-    """Processes that the agent left and that were alive while the tests ran."""
-    full_kill: bool = False
-    removed: tuple[str, ...] = ()
-    """Paths that lay where the verifier's files belong, and were removed."""
-    user: str | None = None
-    cwd: str | None = None
-    """None: the sandbox's own."""
-    reason: Reason | None = None
-    exit_code: int | None = None
-    """Recorded, and no part of the verdict: that is what the reward file is for."""
-    signal: int | None = None
-    stdout: OutputRef | None = None
-    stderr: OutputRef | None = None
-    reward_file: str | None = None
-    reward_bytes: BlobRef | None = None
-    duration_s: float | None = None
-
-
-class Failure(_Model):
+class Failure(Model):
     """Why there is no verdict."""
 
     side: Side
@@ -296,14 +245,14 @@ class Failure(_Model):
     evidence: dict[str, Any] = Field(default_factory=dict)
 
 
-class PolicyFailure(_Model):
+class PolicyFailure(Model):
     """The policy's own failure: the verifier still judges what it left."""
 
     code: str
     message: str
 
 
-class Times(_Model):
+class Times(Model):
     """T_run = create + sum of (model + exec) + verify + delete, and what is left beside it."""
 
     queue_s: float = 0.0
@@ -326,7 +275,7 @@ class Times(_Model):
         return self.create_s + self.model_s + self.exec_s + self.verify_s + self.delete_s
 
 
-class Totals(_Model):
+class Totals(Model):
     """Sums over the steps."""
 
     steps: int = 0
@@ -338,10 +287,36 @@ class Totals(_Model):
     memory_peak_bytes: int | None = None
 
 
-class Trajectory(_Model):
+class TaskStepRecord(Model):
+    """One step of a task of several: what the agent did in it, and what that was worth."""
+
+    name: str
+    first_step: int = Field(ge=0)
+    """Index into `steps`; the task step's own are `steps[first_step:end_step]`."""
+    end_step: int = Field(ge=0)
+    termination: Termination
+    policy_failure: PolicyFailure | None = None
+    rewards: dict[str, float] | None = None
+    failure: Failure | None = None
+    verification: Verification | None = None
+    min_reward_missed: bool = False
+    """Its reward was below `min_reward`: the later steps were not run."""
+    model_s: float = 0.0
+    exec_s: float = 0.0
+    verify_s: float = 0.0
+    totals: Totals
+
+    @model_validator(mode="after")
+    def _aligned(self) -> TaskStepRecord:
+        if self.end_step < self.first_step or self.totals.steps != self.end_step - self.first_step:
+            raise ValueError(f"step {self.name!r}: its range is not what its totals count")
+        return self
+
+
+class Trajectory(Model):
     """One attempt, from its first byte to its verdict or its failure: exactly one of them."""
 
-    schema_version: Literal["coldframe.trajectory/1"] = SCHEMA_VERSION
+    schema_version: Literal["coldframe.trajectory/2"] = SCHEMA_VERSION
     identity: Identity
     started_at: float
     ended_at: float
@@ -349,6 +324,11 @@ class Trajectory(_Model):
     steps: tuple[Step, ...] = ()
     termination: Termination
     policy_failure: PolicyFailure | None = None
+    phases: tuple[PhaseRecord, ...] = ()
+    """In order; what lies between two of them is the change from one to the other."""
+    task_steps: tuple[TaskStepRecord, ...] = ()
+    """Of a task of several steps; the verifications are there then."""
+    tamper: tuple[TamperEvent, ...] = ()
     verification: Verification | None = None
     rewards: dict[str, float] | None = None
     reward_schema_version: str = REWARD_SCHEMA_VERSION

@@ -19,7 +19,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from coldframe.protocol.errors import ColdframeError, Side
-from coldframe.trajectories.schema import BlobRef, OutputRef, Trajectory
+from coldframe.trajectories.base import BlobRef, OutputRef
+from coldframe.trajectories.schema import Trajectory
 
 __all__ = ["BlobStore", "StoreError", "TrajectoryInvalidError", "read_trajectory", "write_json"]
 

@@ -82,7 +82,11 @@ async def test_attempt_past_the_agents_deadline_is_still_verified_and_says_so(
     assert trajectory.termination is Termination.AGENT_DEADLINE
     assert trajectory.rewards == {"reward": 1.0}
     assert trajectory.policy_failure and trajectory.policy_failure.code == "agent_deadline"
-    assert trajectory.verification and trajectory.verification.survivors == ()
+    assert [(one.name, one.survivors) for one in trajectory.phases] == [
+        ("start", ()),
+        ("agent", ()),
+        ("verify", ()),
+    ]
 
 
 async def test_attempt_whose_endpoint_fails_has_no_reward(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,9 @@ from coldframe.protocol.errors import (
     VerifierDeadlineError,
     VerifierError,
 )
+from coldframe.protocol.models import ProcessInfo
 from coldframe.rollouts.load import load_task
+from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
@@ -24,7 +25,6 @@ from tests.unit.rollouts.tasks import BASE, write_task
 
 pytestmark = pytest.mark.root
 TEXT, JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
-Grade = Callable[..., Awaitable[tuple[dict[str, float] | VerifierError, Verifier]]]
 
 
 @pytest_asyncio.fixture
@@ -32,23 +32,37 @@ async def native_sandbox(native_async_client: AsyncSandboxClient) -> AsyncSandbo
     return await native_async_client.create_sandbox("debian:bookworm")
 
 
-@pytest_asyncio.fixture
-async def grade(native_sandbox: AsyncSandbox, tmp_path: Path) -> Grade:
-    """Grade the sandbox with a test.sh: `grade("echo 1 > ...", toml="...")`."""
+class Grade:
+    """Grade the sandbox with a test.sh: `await grade("echo 1 > ...", toml="...")`."""
 
-    async def run(
-        script: str, *, toml: str = "", running: set[str] | None = None, secret: str = ""
+    def __init__(self, sandbox: AsyncSandbox, scratch: Path) -> None:
+        self.sandbox, self.scratch = sandbox, scratch
+        self.killed: list[ProcessInfo] = []
+        self.survivors: tuple[ProcessInfo, ...] = ()
+
+    async def __call__(
+        self, script: str, *, toml: str = "", running: set[str] | None = None, secret: str = ""
     ) -> tuple[dict[str, float] | VerifierError, Verifier]:
-        directory = write_task(tmp_path, toml=BASE + toml, tests__test_sh=f"#!/bin/sh\n{script}\n")
-        recorder = Recorder(BlobStore(tmp_path / "blobs"), Redactor([secret]))
-        verifier = Verifier(native_sandbox, load_task(directory), recorder)
-        await verifier.end_agent(running or set())
+        directory = write_task(
+            self.scratch, toml=BASE + toml, tests__test_sh=f"#!/bin/sh\n{script}\n"
+        )
+        recorder = Recorder(BlobStore(self.scratch / "blobs"), Redactor([secret]))
+        task = load_task(directory)
+        verifier = Verifier(
+            self.sandbox, task.steps[0].verifier, recorder, key_inputs=task.key_inputs
+        )
+        self.killed, self.survivors = await kill_what_must_not_live_on(
+            self.sandbox, running or set(), everything=task.full_kill
+        )
         try:
             return await verifier.grade(), verifier
         except VerifierError as error:
             return error, verifier
 
-    return run
+
+@pytest.fixture
+def grade(native_sandbox: AsyncSandbox, tmp_path: Path) -> Grade:
+    return Grade(native_sandbox, tmp_path)
 
 
 async def test_verifier_with_a_reward_gives_the_verdict(grade: Grade) -> None:
@@ -172,10 +186,10 @@ async def test_verifier_leaves_a_service_running_and_lists_it(
     await native_sandbox.exec(
         "sleep 1000 > /dev/null 2>&1 & until grep -qx sleep /proc/$!/comm; do :; done"
     )
-    verdict, verifier = await grade(f"pgrep -x sleep > /dev/null && echo 1 > {TEXT}")
+    verdict, _ = await grade(f"pgrep -x sleep > /dev/null && echo 1 > {TEXT}")
 
     assert verdict == {"reward": 1.0}
-    assert [one.name for one in verifier.record().survivors] == ["sleep"]
+    assert [one.name for one in grade.survivors] == ["sleep"]
 
 
 async def test_verifier_with_full_kill_runs_alone(
@@ -183,14 +197,14 @@ async def test_verifier_with_full_kill_runs_alone(
 ) -> None:
     """A task whose reward is a file's content has no use for anything of the agent's alive."""
     await native_sandbox.exec("setsid sleep 1000 > /dev/null 2>&1 &")
-    verdict, verifier = await grade(
+    verdict, _ = await grade(
         f"ls /proc | grep -c '^[0-9]' > /dev/null; pgrep -x sleep || echo 1 > {TEXT}",
         toml="[metadata.coldframe]\nfull_kill = true\n",
     )
 
     assert verdict == {"reward": 1.0}
-    assert verifier.record().survivors == ()
-    assert verifier.record().killed
+    assert grade.survivors == ()
+    assert grade.killed
 
 
 async def test_verifier_kills_what_the_harness_still_runs(
@@ -199,11 +213,11 @@ async def test_verifier_kills_what_the_harness_still_runs(
     """At its deadline an agent's command is in flight; it must not write while tests run."""
     await native_sandbox.start("sleep 1000", operation_id="op-inflight")
     await native_sandbox.start("sleep 2000", operation_id="op-service")
-    _, verifier = await grade(f"echo 1 > {TEXT}", running={"op-inflight"})
+    await grade(f"echo 1 > {TEXT}", running={"op-inflight"})
 
-    left = {one.operation_id for one in verifier.record().survivors}
+    left = {one.operation_id for one in grade.survivors}
     assert left == {"op-service"}
-    assert verifier.record().killed
+    assert grade.killed
 
 
 async def test_verifier_reward_cannot_be_written_by_another_users_service(
@@ -213,10 +227,10 @@ async def test_verifier_reward_cannot_be_written_by_another_users_service(
     forge = f"while :; do echo 1 > {TEXT}; mv /logs/verifier /logs/mine; done 2> /dev/null"
     await native_sandbox.exec("mkdir /logs; chown nobody /logs")
     await native_sandbox.exec(f"sh -c '{forge}' > /dev/null 2>&1 &", user="nobody")
-    error, verifier = await grade("sleep 0.3")
+    error, _ = await grade("sleep 0.3")
 
     assert isinstance(error, RewardMissingError)
-    assert verifier.record().survivors
+    assert grade.survivors
 
 
 async def test_verifier_runs_although_the_agent_removed_its_directory(
@@ -232,7 +246,7 @@ async def test_verifier_runs_although_the_agent_removed_its_directory(
         await sandbox.exec("rm -rf /srv", cwd="/")
         directory = write_task(tmp_path, "gone")
         recorder = Recorder(BlobStore(tmp_path / "blobs"), Redactor())
-        verifier = Verifier(sandbox, load_task(directory), recorder)
+        verifier = Verifier(sandbox, load_task(directory).steps[0].verifier, recorder)
         verdict = await verifier.grade()
 
     assert verdict == {"reward": 1.0}

@@ -404,17 +404,6 @@ def test_canary_lines_are_stripped_only_where_they_lead(text: str, stripped: str
     assert strip_canary(text) == stripped
 
 
-def test_batch_refuses_what_attempts_do_not_do_yet_by_name(tmp_path: Path) -> None:
-    """A task that loads and is run on other terms than its own would be worse than refused."""
-    toml = BASE + '[verifier]\nenvironment_mode = "separate"\n'
-    directory = write_task(tmp_path, toml=toml)
-
-    loaded = load_batch([directory], {})
-
-    assert loaded.tasks == ()
-    assert "environment_mode" in loaded.refused[str(directory)]
-
-
 def test_batch_refuses_a_task_whose_offers_the_harness_cannot_pass_on(tmp_path: Path) -> None:
     """Found before a sandbox is made; the reference, which shows nobody anything, runs it."""
     toml = BASE + '[[environment.mcp_servers]]\nname = "tools"\nurl = "http://127.0.0.1:1"\n'

@@ -74,7 +74,7 @@ def test_trajectory_that_is_damaged_is_refused_by_path(tmp_path: Path, damage: s
     if damage == "cut":
         path.write_text(text[: len(text) // 2])
     elif damage == "schema":
-        path.write_text(text.replace("coldframe.trajectory/1", "coldframe.trajectory/2"))
+        path.write_text(text.replace("coldframe.trajectory/2", "coldframe.trajectory/1"))
     elif damage == "extra":
         path.write_text(text.replace('"clock"', '"glock": 1, "clock"'))
     else:

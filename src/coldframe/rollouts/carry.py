@@ -1,0 +1,358 @@
+"""Carry declared artifacts out of the agent's sandbox, and into the verifier's.
+
+An allow-list: what is not declared stays behind. What is declared is taken as an archive, read as
+hostile, and only regular files, directories and links that stay inside of it go on; sizes and
+counts are bounded. A thing that is refused is told, and the verifier judges without it: an agent
+must not escape its grade by leaving a FIFO where its work belongs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mmap
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from coldframe.protocol.errors import ColdframeError, FileError, PathNotFoundError, Side
+from coldframe.protocol.models import GIB, MIB, FileKind, FileStat
+from coldframe.rollouts.artifacts import CONVENTION
+from coldframe.rollouts.artifacts import Artifact as Declared
+from coldframe.trajectories.recorder import Recorder, plain_text
+from coldframe.trajectories.verification import Artifact, Artifacts, RefusedArtifact
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandbox
+
+MAX_BYTES = GIB
+"""Of all archives of one verdict together, holes left out."""
+MAX_ENTRIES = 100_000
+"""In all of them together."""
+LISTED = 1000
+"""Entries and refusals that stand in the trajectory itself."""
+NEVER = ("/tests", "/logs/verifier", "/proc", "/sys", "/dev")
+"""Never taken, even where they lie in what is declared: the verifier's own places, the kernel's."""
+_PIECE = MIB
+_BLOCK = 512
+
+
+class ArtifactError(ColdframeError):
+    """What a task declares as an artifact cannot be put where it belongs."""
+
+    code = "artifact_not_placed"
+    side = Side.VERIFIER
+
+
+@dataclass(frozen=True)
+class _Archive:
+    declared: Declared
+    path: Path
+    directory: bool
+    owner: tuple[int, int]
+    mode: int
+
+
+@dataclass
+class Cargo:
+    """What was taken for one verdict: archives in `spool`, and what is told of them."""
+
+    spool: Path
+    recorder: Recorder
+    archives: list[_Archive] = field(default_factory=list)
+    entries: list[Artifact] = field(default_factory=list)
+    refused: list[RefusedArtifact] = field(default_factory=list)
+    saved: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Note what does not travel."""
+        self.refused.append(RefusedArtifact(path=plain_text(path), reason=plain_text(reason)))
+
+    def record(self) -> Artifacts:
+        """Return what is told of it."""
+        lines = b"".join(one.model_dump_json().encode() + b"\n" for one in self.entries)
+        return Artifacts(
+            entries=tuple(self.entries[:LISTED]),
+            manifest=self.recorder.blob(lines),
+            count=len(self.entries),
+            bytes=self.bytes,
+            refused=tuple(self.refused[:LISTED]),
+            saved=tuple(self.saved),
+        )
+
+    async def take(self, sandbox: AsyncSandbox, artifacts: Sequence[Declared]) -> None:
+        """Take every declared artifact that is there and fit to travel.
+
+        Raises:
+            SandboxGoneError, SpawnerLostError: the platform failed.
+        """
+        for declared in artifacts:
+            try:
+                await self._take(sandbox, declared)
+            except FileError as error:
+                self.refuse(declared.source, str(error))
+
+    async def _take(self, sandbox: AsyncSandbox, declared: Declared) -> None:
+        source = declared.source
+        if source == "/" or _is_in(source, NEVER):
+            self.refuse(source, "no artifact is taken from there")
+            return
+        try:
+            stat = await sandbox.files.stat(source, follow=False)
+        except PathNotFoundError:
+            if source != CONVENTION:
+                self.refuse(source, "it is not there")
+            return
+        if stat.kind not in {FileKind.FILE, FileKind.DIRECTORY}:
+            self.refuse(source, f"a {stat.kind}, neither a regular file nor a directory")
+            return
+        raw = self.spool / f"{len(self.archives)}.raw"
+        out = raw.with_suffix(".tar")
+        try:
+            if not await self._fetch(sandbox, source, raw):
+                self.refuse(source, f"over {MAX_BYTES} bytes, with what was taken before it")
+                return
+            await asyncio.to_thread(self._sift, declared, stat, raw, out)
+        finally:
+            raw.unlink(missing_ok=True)
+
+    async def _fetch(self, sandbox: AsyncSandbox, source: str, raw: Path) -> bool:
+        """Write the archive as it comes, holes left out; False if it is too large."""
+        left = MAX_BYTES - self.bytes
+        with raw.open("wb") as file:
+            async for piece in sandbox.files.tar_down(source):
+                left -= len(piece)
+                if left < 0:
+                    return False
+                await asyncio.to_thread(file.write, piece)
+        return True
+
+    def _sift(self, declared: Declared, stat: FileStat, raw: Path, out: Path) -> None:
+        """Copy what may travel from one archive to another, member by member, as it stands."""
+        sifted = _Sifted(declared, stat.kind is FileKind.DIRECTORY, MAX_ENTRIES - len(self.entries))
+        with raw.open("rb") as source, out.open("wb") as target:
+            if not sifted.run(source, target):
+                out.unlink()
+                self.refuse(
+                    declared.source, f"over {MAX_ENTRIES} entries, with what was taken before it"
+                )
+                return
+        for path, reason in sifted.refused:
+            self.refuse(path, reason)
+        self.entries += sifted.entries
+        self.bytes += out.stat().st_size
+        self.archives.append(
+            _Archive(declared, out, sifted.directory, (stat.uid, stat.gid), stat.mode & 0o1777)
+        )
+
+    async def place(self, sandbox: AsyncSandbox) -> None:
+        """Unpack everything under its own path, in place of what the image has there.
+
+        Raises:
+            ArtifactError: the verifier's image has something in the way.
+        """
+        for archive in self.archives:
+            source = archive.declared.source
+            try:
+                await self._place(sandbox, archive, source)
+            except FileError as error:
+                raise ArtifactError(f"artifact {source!r} cannot be placed: {error}") from error
+
+    async def _place(self, sandbox: AsyncSandbox, archive: _Archive, source: str) -> None:
+        files = sandbox.files
+        target = source if archive.directory else str(PurePosixPath(source).parent)
+        if archive.directory:
+            await _clear(sandbox, source, archive.declared)
+            await files.mkdir(source, mode=archive.mode, owner=archive.owner)
+            await files.chown(source, *archive.owner)
+            await files.chmod(source, archive.mode)
+        elif await files.exists(source, follow=False):
+            await files.remove(source, recursive=True)
+        with archive.path.open("rb") as content:
+            await files.tar_up(target, content)
+
+    def save(self, directory: Path) -> None:
+        """Keep the archives in the attempt's directory, each as `TARGET.tar`.
+
+        They stay archives: what came out of a sandbox is not unpacked here unasked. One that
+        holds a known secret is left out, and told.
+        """
+        for archive in self.archives:
+            if not any(_is_in(one.path, (archive.declared.source,)) for one in self.entries):
+                continue
+            name = f"{archive.declared.target}.tar"
+            if _holds_secret(archive.path, self.recorder):
+                self.refuse(archive.declared.source, "not saved: it holds a secret")
+                continue
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.path.open("rb") as source, path.open("wb") as target:
+                _copy(source, target, 0, archive.path.stat().st_size)
+                target.flush()
+                os.fsync(target.fileno())
+            self.saved.append(name)
+
+
+def _holds_secret(path: Path, recorder: Recorder) -> bool:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return recorder.redactor.found_in(content)
+
+
+def _is_in(path: str, places: Sequence[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(place) for place in places)
+
+
+async def _clear(sandbox: AsyncSandbox, top: str, declared: Declared) -> None:
+    """Remove what the verifier's image has there, but for what the artifact leaves out."""
+    if not await sandbox.files.exists(top, follow=False):
+        return
+    if not declared.exclude:
+        await sandbox.files.remove(top, recursive=True)
+        return
+
+    async def below(directory: bytes, prefix: bytes) -> None:
+        for entry in await sandbox.files.list(directory):
+            name = prefix + entry.name
+            path = directory + b"/" + entry.name
+            if declared.excludes(os.fsdecode(name)):
+                continue
+            if entry.stat.kind is FileKind.DIRECTORY:
+                await below(path, name + b"/")
+                if not await sandbox.files.list(path):
+                    await sandbox.files.remove(path)
+            else:
+                await sandbox.files.remove(path)
+
+    if (await sandbox.files.stat(top, follow=False)).kind is FileKind.DIRECTORY:
+        await below(os.fsencode(top), b"")
+    else:
+        await sandbox.files.remove(top)
+
+
+@dataclass
+class _Sifted:
+    """Reads one archive member by member and decides; nothing is unpacked."""
+
+    declared: Declared
+    directory: bool
+    most: int
+    entries: list[Artifact] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    _files: set[str] = field(default_factory=set)
+
+    def run(self, source: IO[bytes], target: IO[bytes]) -> bool:
+        """Copy what may go on; False if there is too much of it."""
+        for member, start, end in _members(source):
+            if len(self.entries) >= self.most:
+                return False
+            path = self._path(member)
+            if self.directory and self.declared.excludes(member.name):
+                continue
+            reason = self._unfit(member) or ("" if not _is_in(path, NEVER) else "never taken")
+            if reason:
+                self.refused.append((path, reason))
+                continue
+            self.entries.append(self._entry(member, path, source))
+            _copy(source, target, start, end)
+        target.write(bytes(2 * _BLOCK))
+        return True
+
+    def _path(self, member: tarfile.TarInfo) -> str:
+        if not self.directory:
+            return self.declared.source
+        return f"{self.declared.source.rstrip('/')}/{member.name}"
+
+    def _unfit(self, member: tarfile.TarInfo) -> str | None:
+        parts = PurePosixPath(member.name).parts
+        if not parts or member.name.startswith("/") or ".." in parts:
+            return "a name that leads outside"
+        if member.issym():
+            return _leaves(member.linkname, depth=len(parts) - 1)
+        if member.islnk():
+            return None if member.linkname in self._files else "a hard link to what is left out"
+        if not (member.isreg() or member.isdir()):
+            return "neither a regular file, a directory nor a link"
+        return None
+
+    def _entry(self, member: tarfile.TarInfo, path: str, source: IO[bytes]) -> Artifact:
+        extents = _extents(member)
+        digest = None
+        if member.isreg():
+            self._files.add(member.name)
+            digest = _content_digest(member, source)
+        return Artifact(
+            path=plain_text(path),
+            kind=_kind(member),
+            size=member.size if member.isreg() else 0,
+            sha256=digest,
+            sparse=extents is not None,
+        )
+
+
+def _kind(member: tarfile.TarInfo) -> Any:
+    if member.isdir():
+        return "directory"
+    if member.issym():
+        return "link"
+    return "hard_link" if member.islnk() else "file"
+
+
+def _leaves(link: str, *, depth: int) -> str | None:
+    """Say how a link would lead out of the tree that it lies `depth` directories deep in."""
+    parts = [part for part in link.split("/") if part not in {"", "."}]
+    ups = 0
+    while ups < len(parts) and parts[ups] == "..":
+        ups += 1
+    if link.startswith("/") or ups > depth or ".." in parts[ups:]:
+        return f"a link that may lead outside: {link[:200]!r}"
+    return None
+
+
+def _members(source: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, int, int]]:
+    """Yield each member with the bytes that are its headers and content.
+
+    Raises:
+        FileError: it is no archive.
+    """
+    try:
+        with tarfile.open(
+            fileobj=source, mode="r:", encoding="utf-8", errors="surrogateescape"
+        ) as archive:
+            while (member := archive.next()) is not None:
+                yield member, member.offset, cast(Any, archive).offset
+                # The archive remembers every member otherwise.
+                cast(Any, archive).members.clear()
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        raise FileError(f"not a valid archive: {error}") from error
+
+
+def _extents(member: tarfile.TarInfo) -> list[tuple[int, int]] | None:
+    return getattr(member, "sparse", None)
+
+
+def _content_digest(member: tarfile.TarInfo, source: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    extents = _extents(member)
+    length = member.size
+    if extents is not None:
+        digest.update(b"".join(b"%d %d\n" % extent for extent in extents))
+        length = sum(size for _, size in extents)
+    source.seek(member.offset_data)
+    while length > 0 and (piece := source.read(min(_PIECE, length))):
+        digest.update(piece)
+        length -= len(piece)
+    return digest.hexdigest()
+
+
+def _copy(source: IO[bytes], target: IO[bytes], start: int, end: int) -> None:
+    source.seek(start)
+    while start < end and (piece := source.read(min(_PIECE, end - start))):
+        target.write(piece)
+        start += len(piece)

@@ -1,0 +1,323 @@
+"""One step of a task: set up, the agent acts, what it left is graded. Most tasks have one.
+
+What fails is raised; what is known up to then stays in the stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coldframe.harnesses.base import Episode, Outcome, Solution
+from coldframe.harnesses.scripts import pack, run_argv
+from coldframe.protocol.errors import (
+    ColdframeError,
+    NotExecutedError,
+    Side,
+    VerifierDeadlineError,
+)
+from coldframe.protocol.models import ProcessInfo
+from coldframe.protocol.network import NetworkPolicy
+from coldframe.rollouts import integrity
+from coldframe.rollouts.attribution import Phase
+from coldframe.rollouts.boot import boot
+from coldframe.rollouts.carry import Cargo
+from coldframe.rollouts.healthcheck import wait_healthy
+from coldframe.rollouts.integrity import Tampering
+from coldframe.rollouts.phases import kill_what_must_not_live_on
+from coldframe.rollouts.task import TaskStep
+from coldframe.rollouts.verifier import PLACES, Verifier
+from coldframe.trajectories.recorder import plain_text
+from coldframe.trajectories.schema import Failure, Termination
+from coldframe.trajectories.verification import Collected, Verification
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandbox
+    from coldframe.rollouts.attempt import Attempt
+
+SETUP_S = 600.0
+"""For a step's setup.sh."""
+GRADING_SLACK_S = 300.0
+"""For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
+EMPTY = NetworkPolicy()
+
+
+class StepSetupError(ColdframeError):
+    """A step's setup.sh did not succeed; the message says how it ended."""
+
+    code = "step_setup_failed"
+    side = Side.STARTUP
+
+
+@dataclass
+class Stage:
+    """Runs one step of an attempt; `record` knows how far it came."""
+
+    attempt: Attempt
+    sandbox: AsyncSandbox
+    step: TaskStep
+    last: bool
+    outcome: Outcome = field(default_factory=lambda: Outcome(Termination.FAILED))
+    rewards: dict[str, float] | None = None
+    failure: Failure | None = None
+    stopped: bool = False
+    first_step: int = 0
+    end_step: int = 0
+    verify_s: float = 0.0
+    tampering: Tampering = field(default_factory=lambda: Tampering(None))
+    _verifier: Verifier | None = None
+    _running: set[str] = field(default_factory=set)
+    _collected: list[Collected] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tampering.step = self.step.name
+        self.first_step = self.end_step = len(self.attempt.recorder.steps)
+
+    @property
+    def verification(self) -> Verification | None:
+        """What the verifier did so far; None: there was none yet."""
+        return None if self._verifier is None else self._verifier.record()
+
+    async def run(self) -> None:
+        """Go through the step's phases.
+
+        Raises:
+            ColdframeError: it has no verdict; `attempt.phase` says where it stood.
+        """
+        await self._set_up()
+        self.attempt.phase = Phase.AGENT
+        agent = self.step.agent
+        await self.attempt.phases.begin(
+            "agent", self.sandbox, user=agent.user, network=agent.network, step=self.step.name
+        )
+        try:
+            self.outcome = await self._act()
+        finally:
+            self.attempt.recorder.close()
+            self.end_step = len(self.attempt.recorder.steps)
+        begun = time.monotonic()
+        try:
+            with self.attempt.clock.measure("verify"):
+                await self._grade()
+        finally:
+            self.verify_s = time.monotonic() - begun
+
+    async def _set_up(self) -> None:
+        """Bring the step's files and run its setup.sh, as the agent's user."""
+        step, sandbox = self.step, self.sandbox
+        if step.workdir is None and step.healthcheck is None:
+            return
+        self.attempt.phase = Phase.SETUP if len(self.attempt.stages) == 1 else Phase.STEP_SETUP
+        await self.attempt.phases.begin(
+            "start",
+            sandbox,
+            user=step.agent.user,
+            network=self.attempt.task.environment.network,
+            step=step.name,
+        )
+        if step.workdir is not None:
+            owner = await _owner(sandbox, step.agent.user)
+            await sandbox.files.tar_up(sandbox.info.workdir, pack(step.workdir), owner=owner)
+        if step.setup is not None:
+            await self._run_setup(step.setup)
+        if step.healthcheck is not None:
+            await wait_healthy(sandbox, step.healthcheck)
+        await self.attempt.phases.end()
+
+    async def _run_setup(self, script: Path) -> None:
+        target = f"{self.sandbox.info.workdir.rstrip('/')}/setup.sh"
+        try:
+            result = await self.sandbox.exec(
+                run_argv(script, target), user=self.step.agent.user, deadline_s=SETUP_S
+            )
+        except NotExecutedError as error:
+            raise StepSetupError(f"{script} could not be started: {error}") from error
+        if not result.ok:
+            said = self.attempt.redactor.text(result.stderr[-400:].decode("utf-8", "replace"))
+            how = f"{result.reason}, exit code {result.exit_code}"
+            raise StepSetupError(f"{script}: {how}: {plain_text(said).strip()}")
+        # It is no part of what the agent is to see.
+        await self.sandbox.files.remove(target)
+
+    async def _act(self) -> Outcome:
+        """Run the harness until it is done or its time is over."""
+        attempt, step = self.attempt, self.step
+        limit = attempt.agent_s(step)
+        harness, settings = attempt.harness, attempt.settings
+        episode = Episode(
+            sandbox=self.sandbox,
+            instruction=step.instruction,
+            limits=settings.limits,
+            recorder=attempt.recorder,
+            deadline=time.monotonic() + limit,
+            model=settings.model if harness.needs_model else None,
+            solution=self._solution() if harness.needs_solution else None,
+            user=step.agent.user,
+            offers=attempt.task.offers,
+            seed=None if settings.seed is None else settings.seed + attempt.sample,
+            running=self._running,
+        )
+        timer = asyncio.timeout(limit)
+        try:
+            async with timer:
+                return await harness.run(episode)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+        return Outcome(Termination.AGENT_DEADLINE, f"the agent's {limit:g} s were over")
+
+    def _solution(self) -> Solution | None:
+        task = self.attempt.task
+        directory = task.solution(self.step, self.attempt.settings.wrong)
+        return None if directory is None else Solution(directory, dict(task.solution_env))
+
+    async def _grade(self) -> None:
+        """End the agent, note the final state, take what is declared, and get the verdict."""
+        self.attempt.phase = Phase.HANDOVER
+        spec = self.step.verifier
+        limit = spec.timeout_s + sum(hook.timeout_s for hook in spec.collect) + GRADING_SLACK_S
+        timer = asyncio.timeout(limit)
+        try:
+            async with timer:
+                with tempfile.TemporaryDirectory(prefix="coldframe-artifacts-") as spool:
+                    cargo = Cargo(Path(spool), self.attempt.recorder)
+                    await self._hand_over(cargo)
+                    await self._verify(cargo)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise VerifierDeadlineError(
+                f"killing, uploading and grading took over {limit:g} s"
+            ) from None
+
+    async def _hand_over(self, cargo: Cargo) -> None:
+        attempt, step, sandbox = self.attempt, self.step, self.sandbox
+        full = attempt.task.full_kill
+        killed, survivors = await kill_what_must_not_live_on(
+            sandbox, self._running, everything=full
+        )
+        await attempt.note_final_state(sandbox)
+        await self._collect()
+        if step.verifier.separate and self.last and not full:
+            # Nothing of the agent's has a part in what follows, and nobody writes while it is read.
+            more, survivors = await kill_what_must_not_live_on(sandbox, (), everything=True)
+            killed += more
+        await cargo.take(sandbox, step.artifacts)
+        if attempt.artifacts is not None and cargo.archives:
+            place = attempt.artifacts if step.name is None else attempt.artifacts / step.name
+            await asyncio.to_thread(cargo.save, place)
+        await attempt.phases.end(killed=killed, survivors=survivors)
+
+    async def _collect(self) -> None:
+        """Run the commands that make files of what only a live process knows."""
+        for hook in self.step.verifier.collect:
+            known = Collected(command=self.attempt.redactor.text(plain_text(hook.command)))
+            try:
+                result = await self.sandbox.exec(
+                    hook.command, user=hook.user, deadline_s=hook.timeout_s
+                )
+            except NotExecutedError as error:
+                self._collected.append(known.model_copy(update={"error": plain_text(str(error))}))
+                continue
+            output = self.attempt.recorder.output
+            self._collected.append(
+                known.model_copy(
+                    update={
+                        "reason": result.reason,
+                        "exit_code": result.exit_code,
+                        "stdout": output(result.out),
+                        "stderr": output(result.err),
+                    }
+                )
+            )
+            await self.sandbox.kill_processes(result.operation_id)
+
+    async def _verify(self, cargo: Cargo) -> None:
+        self.attempt.phase = Phase.VERIFY
+        separate = self.step.verifier.separate
+        async with self._place(cargo) as sandbox:
+            verifier = Verifier(
+                sandbox,
+                self.step.verifier,
+                self.attempt.recorder,
+                self.tampering,
+                key_inputs=self.attempt.task.key_inputs,
+                alone=self.last or separate,
+            )
+            self._verifier = verifier
+            verifier.note(
+                mode="separate" if separate else "shared",
+                full_kill=self.attempt.task.full_kill,
+                image=sandbox.info.image_digest,
+                artifacts=cargo.record(),
+                collected=tuple(self._collected),
+            )
+            if not separate:
+                await self._look_at_programs(verifier)
+            survivors: tuple[ProcessInfo, ...] = ()
+            try:
+                self.rewards = await verifier.grade()
+                if not separate and not self.last:
+                    await verifier.withdraw()
+                    survivors = await sandbox.processes()
+            finally:
+                await self.attempt.phases.end(killed=verifier.killed, survivors=survivors)
+
+    async def _look_at_programs(self, verifier: Verifier) -> None:
+        """Tell whether what the verifier runs by was touched since the start."""
+        before = self.attempt.programs
+        now = await integrity.programs(self.sandbox)
+        self.tampering.compare("program_changed", before, now, voided=False)
+        verifier.note(programs=before)
+
+    @asynccontextmanager
+    async def _place(self, cargo: Cargo) -> AsyncIterator[AsyncSandbox]:
+        """Give the sandbox that grades: the agent's own, or a fresh one with the artifacts."""
+        attempt, spec = self.attempt, self.step.verifier
+        if spec.environment is None:
+            await self._begin(self.sandbox)
+            yield self.sandbox
+            return
+        if self.sandbox.info.spec.network != EMPTY:
+            await self.sandbox.set_network(EMPTY)
+        ttl = spec.timeout_s + 2 * GRADING_SLACK_S
+        async with attempt.fresh_sandbox(spec.environment, ttl, spec.network) as sandbox:
+            await self._begin(sandbox)
+            await boot(sandbox, spec.environment.healthcheck)
+            await cargo.place(sandbox)
+            yield sandbox
+
+    async def _begin(self, sandbox: AsyncSandbox) -> None:
+        spec = self.step.verifier
+        user = 0 if spec.user is None and not spec.separate else spec.user
+        await self.attempt.phases.begin(
+            "verify",
+            sandbox,
+            user=user,
+            network=spec.network,
+            step=self.step.name,
+            visible=PLACES,
+        )
+
+
+async def _owner(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, int]:
+    """Return the ids that a step's files belong to: the agent's, else the working directory's."""
+    if user is None:
+        stat = await sandbox.files.stat(sandbox.info.workdir)
+        return stat.uid, stat.gid
+    name, _, group = str(user).partition(":")
+    passwd = await sandbox.files.read_text("/etc/passwd", errors="replace")
+    for line in passwd.splitlines():
+        fields = line.split(":")
+        if len(fields) > 3 and name in fields[0:3:2] and fields[2].isdecimal():
+            gid = group if group.isdecimal() else fields[3]
+            return int(fields[2]), int(gid)
+    if name.isdecimal():
+        return int(name), int(group if group.isdecimal() else name)
+    raise StepSetupError(f"user {name!r} is not in the sandbox's /etc/passwd")

@@ -1,0 +1,200 @@
+"""Tasks of several steps: one sandbox, one agent and one verdict after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coldframe.harnesses.base import ModelSettings
+from tests.doubles.model_endpoint import Bash, ModelEndpoint, Say
+from tests.integration.rollouts.conftest import RunAttempt
+from tests.unit.rollouts.tasks import BASE, write_files
+
+pytestmark = pytest.mark.root
+REWARD = "/logs/verifier/reward.txt"
+
+
+def steps_task(root: Path, toml: str = "", **steps: dict[str, str]) -> Path:
+    """Write a task of steps; each maps file names to contents, `toml` to its own fields."""
+    said = "".join(
+        f'[[steps]]\nname = "{name}"\n{files.pop("toml", "")}' for name, files in steps.items()
+    )
+    contents = {"task.toml": toml + BASE + said}
+    for name, files in steps.items():
+        graded = f"[ -e /{name} ] && echo 1 > {REWARD} || echo 0 > {REWARD}"
+        default = {
+            "instruction.md": f"Do {name}.\n",
+            "tests/test.sh": f"#!/bin/sh\n{graded}\n",
+            "solution/solve.sh": f"#!/bin/sh\ntouch /{name}\n",
+        }
+        contents |= {f"steps/{name}/{path}": text for path, text in (default | files).items()}
+    return write_files(root / "steps-task", contents)
+
+
+async def test_steps_are_run_in_order_in_one_sandbox_and_each_is_graded(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """The control; the mean is over all three, and each step's share is told apart."""
+    directory = steps_task(
+        tmp_path,
+        one={},
+        two={"solution/solve.sh": "#!/bin/sh\ntest -e /one\n"},
+        three={"solution/solve.sh": "#!/bin/sh\ntouch /three; sleep 0.2\n"},
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.failure is None
+    assert trajectory.rewards == {"reward": pytest.approx(2 / 3)}
+    first, second, third = trajectory.task_steps
+    assert [one.rewards for one in trajectory.task_steps] == [
+        {"reward": 1.0},
+        {"reward": 0.0},
+        {"reward": 1.0},
+    ]
+    assert [(one.first_step, one.end_step) for one in trajectory.task_steps] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    ]
+    assert third.exec_s > 0.2 > second.exec_s
+    assert first.verify_s > 0
+    assert trajectory.verification is None
+    assert [(one.name, one.step) for one in trajectory.phases] == [
+        ("start", None),
+        *((phase, name) for name in ("one", "two", "three") for phase in ("agent", "verify")),
+    ]
+    assert len({one.sandbox_id for one in trajectory.phases}) == 1
+
+
+async def test_steps_final_takes_the_last_verdict(run_attempt: RunAttempt, tmp_path: Path) -> None:
+    """As the format has it."""
+    directory = steps_task(
+        tmp_path,
+        'multi_step_reward_strategy = "final"\n',
+        one={},
+        two={"solution/solve.sh": "#!/bin/sh\ntrue\n"},
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 0.0}
+
+
+async def test_steps_after_one_below_min_reward_are_not_run(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """Nothing can build on what is not there; the mean is over what was run."""
+    directory = steps_task(
+        tmp_path,
+        one={"toml": "min_reward = 0.5\n"},
+        two={"toml": "min_reward = { reward = 1.0 }\n", "solution/solve.sh": "#!/bin/sh\ntrue\n"},
+        three={},
+    )
+    trajectory = await run_attempt(directory)
+
+    assert [one.name for one in trajectory.task_steps] == ["one", "two"]
+    assert [one.min_reward_missed for one in trajectory.task_steps] == [False, True]
+    assert trajectory.rewards == {"reward": 0.5}
+
+
+async def test_step_setup_runs_as_the_agent_before_it_and_is_gone(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """A step's files arrive in the working directory; its script is no part of them."""
+    directory = steps_task(
+        tmp_path,
+        one={
+            "workdir/setup.sh": "#!/bin/sh\nid -un > who\n",
+            "workdir/data/part": "x",
+            "toml": 'agent = { user = "nobody" }\n',
+            "solution/solve.sh": "#!/bin/sh\n"
+            "ls -A | tr '\\n' ' ' > /var/tmp/seen; cat who data/part >> /var/tmp/seen\n",
+            "tests/test.sh": "#!/bin/sh\ncat /var/tmp/seen\n"
+            f'[ "$(cat /var/tmp/seen)" = "data who nobody\nx" ] && echo 1 > {REWARD}\n',
+        },
+        two={"workdir/setup.sh": "#!/bin/sh\necho broken >&2; exit 3\n"},
+    )
+    toml = directory / "task.toml"
+    toml.write_text(
+        toml.read_text().replace("[environment]\n", '[environment]\nworkdir = "/tmp"\n')
+    )
+    trajectory = await run_attempt(directory)
+
+    one, two = trajectory.task_steps
+    assert one.rewards == {"reward": 1.0}
+    assert two.failure == trajectory.failure
+    assert trajectory.rewards is None
+    assert trajectory.failure
+    assert (trajectory.failure.side, trajectory.failure.code) == ("startup", "step_setup_failed")
+    assert "exit code 3" in trajectory.failure.message
+    assert "broken" in trajectory.failure.message
+
+
+async def test_steps_agent_finds_nothing_of_the_verifier_before_it(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """The tests of one step would teach the next; what the verifier left running dies too."""
+    directory = steps_task(
+        tmp_path,
+        one={
+            "tests/test.sh": "#!/bin/sh\n(sleep 1000 > /dev/null 2>&1 &)\n"
+            f"echo 1 > {REWARD}; echo canary-log > /logs/verifier/log\n",
+            "tests/canary-data": "canary-data",
+        },
+        two={
+            "solution/solve.sh": "#!/bin/sh\n"
+            "find / -xdev -name '*canary*' > /found; ls -d /tests /logs/verifier >> /found 2>&1\n"
+            "pgrep -x sleep >> /found\n",
+            "tests/test.sh": "#!/bin/sh\ncat /found\n"
+            f"[ $(grep -vc 'No such file' /found) = 0 ] && echo 1 > {REWARD}\n",
+        },
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 1.0}, trajectory.task_steps
+    assert [one.name for one in trajectory.phases[2].killed] == ["sleep"]
+
+
+async def test_steps_harness_is_dead_before_its_verifier_and_its_services_live_on(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """A server started in one step may be what the next one uses; a command in flight is not."""
+    directory = steps_task(
+        tmp_path,
+        one={
+            "toml": "agent = { timeout_sec = 0.7 }\n",
+            "solution/solve.sh": "#!/bin/sh\nsetsid sleep 1000 > /dev/null 2>&1 & sleep 999\n",
+            "tests/test.sh": f"#!/bin/sh\npgrep -f 'sleep 999' || echo 1 > {REWARD}\n",
+        },
+        two={
+            "solution/solve.sh": "#!/bin/sh\nsleep 1001 > /dev/null 2>&1 & touch /two\n",
+            "tests/test.sh": f"#!/bin/sh\npgrep -f 'sleep 1001' && echo 1 > {REWARD}\n",
+        },
+        three={"tests/test.sh": f"#!/bin/sh\npgrep -f 'sleep 1001' && echo 1 > {REWARD}\n"},
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 1.0}, trajectory.failure
+    assert trajectory.task_steps[0].termination == "agent_deadline"
+
+
+async def test_steps_of_a_model_are_aligned_with_its_turns(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """Tokens and times of each step are its own turns', not its neighbours'."""
+    directory = steps_task(tmp_path, one={}, two={})
+    script = {
+        "Do one": [Bash("touch /one"), Say("done")],
+        "Do two": [Bash("true"), Bash("touch /two"), Say("done")],
+    }
+    with ModelEndpoint(script) as endpoint:
+        model = ModelSettings("policy", endpoint.base_url)
+        trajectory = await run_attempt(directory, "react", model=model)
+
+    assert trajectory.rewards == {"reward": 1.0}
+    ranges = [(one.first_step, one.end_step) for one in trajectory.task_steps]
+    assert ranges == [(0, 2), (2, 5)]
+    tokens = [one.totals.completion_tokens for one in trajectory.task_steps]
+    assert None not in tokens
+    assert sum(filter(None, tokens)) == trajectory.totals.completion_tokens
+    assert [one.totals.calls for one in trajectory.task_steps] == [1, 2]
