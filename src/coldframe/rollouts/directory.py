@@ -1,6 +1,7 @@
 """A run's directory: what was asked, what it ran on, one trajectory per attempt, a summary.
 
-    config.json  lock.json  attempts/<task>.<sample>.<attempt>/trajectory.json  blobs/  summary.json
+    config.json  lock.json  blobs/  summary.json
+    attempts/<task>.<sample>.<attempt>/{trajectory.json, artifacts/}
 
 A result is a trajectory that reads back. Whatever a killed process left beside that is not a
 result, and its attempt is made again under the same number.
@@ -177,6 +178,10 @@ class RunDirectory:
             with contextlib.suppress(TrajectoryInvalidError):
                 found[key] = read_trajectory(directory / TRAJECTORY_FILE, self.blobs)
         return found
+
+    def artifacts(self, key: AttemptKey) -> Path:
+        """Return where an attempt's artifacts are kept."""
+        return self.attempts / str(key) / "artifacts"
 
     def clear(self, key: AttemptKey) -> None:
         """Remove what an interrupted attempt left."""

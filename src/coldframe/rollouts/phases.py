@@ -21,6 +21,7 @@ from coldframe.trajectories.schema import Step
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
+    from coldframe.rollouts.task import Task
 
 PhaseName = Literal["build", "start", "agent", "verify"]
 MAX_EVENTS = 1000
@@ -192,6 +193,19 @@ def policy_texts(policy: NetworkPolicy) -> tuple[str, ...]:
     if policy.max_bytes is not None:
         texts.append(f"at most {policy.max_bytes} bytes")
     return tuple(texts)
+
+
+def first_policy(task: Task) -> str | None:
+    """Return the first policy of a task that allows anything, as text; None if none does."""
+    policies = [("[environment]", task.environment.network)]
+    for step in task.steps:
+        of = "" if step.name is None else f" of step {step.name!r}"
+        policies.append((f"[agent]{of}", step.agent.network))
+        policies.append((f"[verifier]{of}", step.verifier.network))
+    for where, policy in policies:
+        if not policy.empty:
+            return f"{where} has the network {', '.join(policy_texts(policy))}"
+    return None
 
 
 async def kill_what_must_not_live_on(

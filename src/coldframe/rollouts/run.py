@@ -21,10 +21,11 @@ from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.errors import InvalidRequestError, RunError, TaskError
 from coldframe.rollouts import verifier as grading
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
-from coldframe.rollouts.attribution import may_retry
+from coldframe.rollouts.attribution import Phase, may_retry
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import find_tasks, load_task
+from coldframe.rollouts.phases import first_policy
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
 from coldframe.rollouts.task import Task
@@ -187,6 +188,8 @@ class Batch:
         self.client, self.config, self.directory = client, config, directory
         self.progress: Progress = progress or Silent()
         self.loaded = load_batch(config.tasks, host_env or {}, load_harness(config.harness))
+        self.refused = dict(self.loaded.refused)
+        """By directory, why a task is not run; grows when its image cannot be built."""
         self.images = ImageBuilder(client)
         self.results: dict[AttemptKey, Trajectory] = {}
         self.lock: dict[str, Any] = {}
@@ -205,8 +208,9 @@ class Batch:
             self.directory.sweep()
             found = await asyncio.to_thread(self.directory.results)
             self.results = {key: _without_steps(one) for key, one in found.items()}
-            for why in self.loaded.refused.values():
+            for why in self.refused.values():
                 self.progress.note(f"refused: {why}")
+            await self._refuse_unenforceable()
             interrupted = True
             try:
                 await self._work()
@@ -235,10 +239,32 @@ class Batch:
             },
         }
 
+    def _refuse(self, task: Task, why: str) -> None:
+        if str(task.directory) not in self.refused:
+            self.refused[str(task.directory)] = why
+            self.progress.note(f"refused: {why}")
+
+    def _tasks(self) -> list[Task]:
+        """Return the tasks that are not refused."""
+        return [task for task in self.loaded.tasks if str(task.directory) not in self.refused]
+
+    async def _refuse_unenforceable(self) -> None:
+        """Refuse each task that has a network policy, where none can be enforced."""
+        capabilities = await self.client.capabilities()
+        if capabilities.egress:
+            return
+        why = capabilities.details.get("network") or f"runtime {capabilities.runtime!r} has none"
+        for task in self.loaded.tasks:
+            wanted = first_policy(task)
+            if wanted is not None:
+                self._refuse(
+                    task,
+                    f"{task.directory / 'task.toml'}: {wanted}, and network policies cannot be "
+                    f"enforced here: {why}",
+                )
+
     async def _work(self) -> None:
-        wanted = [
-            (task, sample) for task in self.loaded.tasks for sample in range(self.config.samples)
-        ]
+        wanted = [(task, sample) for task in self._tasks() for sample in range(self.config.samples)]
         open_samples = [one for one in wanted if self._next_attempt(*one) is not None]
         self.progress.begun(len(wanted), len(wanted) - len(open_samples))
         begun = time.monotonic()
@@ -253,6 +279,8 @@ class Batch:
 
     def _next_attempt(self, task: Task, sample: int) -> int | None:
         """Return the number of the attempt that the sample still needs, if it needs one."""
+        if str(task.directory) in self.refused:
+            return None
         number = 0
         while (known := self.results.get(AttemptKey(task.key, sample, number))) is not None:
             number += 1
@@ -287,8 +315,15 @@ class Batch:
             attempt=key.attempt,
             queue_s=queue_s,
             expected_image=self.lock["images"].get(task.key, {}).get("digest"),
+            artifacts=self.directory.artifacts(key),
         )
         trajectory = await attempt.run()
+        failure = trajectory.failure
+        if failure is not None and failure.phase == Phase.IMAGE and not failure.retryable:
+            # Nothing was begun, and every sample would end so: it is the task that is refused.
+            self._refuse(task, failure.message)
+            self.progress.attempt_ended(key, trajectory, last=True)
+            return
         self._lock_image(task, trajectory)
         await asyncio.to_thread(self.directory.save, key, trajectory)
         self.results[key] = _without_steps(trajectory)
@@ -302,14 +337,14 @@ class Batch:
             self.directory.write_lock(self.lock)
 
     def _summary(self, interrupted: bool) -> dict[str, Any]:
-        keys = {task.key for task in self.loaded.tasks}
-        mine = [one for key, one in self.results.items() if key.task in keys]
+        thresholds = {task.key: task.pass_threshold for task in self._tasks()}
+        mine = [one for key, one in self.results.items() if key.task in thresholds]
         return summarise(
             self.run_id,
             mine,
             samples=self.config.samples,
-            thresholds={task.key: task.pass_threshold for task in self.loaded.tasks},
-            refused=self.loaded.refused,
+            thresholds=thresholds,
+            refused=self.refused,
             interrupted=interrupted,
         )
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from coldframe.cli.rollout import exit_code
 from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import ModelSettings
+from coldframe.host.egress import steering
 from coldframe.protocol.errors import CreateError, RunError, Side
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
@@ -74,6 +76,41 @@ async def test_run_with_a_refused_task_and_a_failing_one_finishes_the_rest(
     (refusal,) = result.summary["refused"].values()
     assert "gpus" in refusal
     assert not result.all_verdicts
+
+
+async def test_run_of_ten_tasks_with_three_that_cannot_run_gives_seven_verdicts(
+    debian_image: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One policy that cannot be enforced, one broken task.toml, one build that fails: named."""
+    monkeypatch.setattr(steering, "refusal", lambda: "this kernel has no sk_lookup")
+    tasks = tmp_path / "tasks"
+    for number in range(7):
+        make_task(tasks, f"good-{number}")
+    public = BASE.replace("no-network", "public")
+    write_task(tasks, "public", toml=public)
+    write_task(tasks, "broken", toml="schema_version = [")
+    write_task(
+        tasks,
+        "unbuilt",
+        toml='[environment]\nnetwork_mode = "no-network"\n',
+        environment__Dockerfile="FROM debian:bookworm\nRUN echo no >&2; exit 7\n",
+    )
+    async with AsyncSandboxClient(runtime="native") as client:
+        result = await run_batch(client, tasks, tmp_path / "out", samples=2, concurrency=3)
+        assert await client.list_sandboxes() == ()
+
+    summary = result.summary
+    assert (summary["totals"]["verdicts"], summary["totals"]["passes"]) == (14, 14)
+    assert {key for key, task in summary["tasks"].items() if task["missing"] == 0} == {
+        f"good-{number}" for number in range(7)
+    }
+    why = {Path(path).name: text for path, text in summary["refused"].items()}
+    assert set(why) == {"public", "broken", "unbuilt"}
+    assert "[environment] has the network public" in why["public"]
+    assert "sk_lookup" in why["public"]
+    assert "not TOML" in why["broken"]
+    assert "Dockerfile:2" in why["unbuilt"]
+    assert (summary["complete"], result.all_verdicts, exit_code(result)) == (False, False, 1)
 
 
 class FlakyClient(AsyncSandboxClient):
@@ -240,9 +277,8 @@ async def test_run_with_a_bad_dockerfile_line_fails_by_file_and_line(
     make = write_task(tmp_path / "tasks", toml=toml, tests__test_sh=GRADED, **files)
     result = await run_batch(native_async_client, tmp_path / "tasks", tmp_path / "out")
 
-    (trajectory,) = result.trajectories.values()
-    assert trajectory.failure and trajectory.failure.side is Side.CALLER
-    assert f"{make / 'environment' / 'Dockerfile'}:2" in trajectory.failure.message
+    assert result.trajectories == {}
+    assert f"{make / 'environment' / 'Dockerfile'}:2" in result.summary["refused"][str(make)]
 
 
 def worker_pids() -> list[int]:
