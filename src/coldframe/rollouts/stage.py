@@ -74,6 +74,7 @@ class Stage:
     _verifier: Verifier | None = None
     _running: set[str] = field(default_factory=set)
     _collected: list[Collected] = field(default_factory=list)
+    _survivors: tuple[ProcessInfo, ...] = ()
 
     def __post_init__(self) -> None:
         self.tampering.step = self.step.name
@@ -212,6 +213,7 @@ class Stage:
         if attempt.artifacts is not None and cargo.archives:
             place = attempt.artifacts if step.name is None else attempt.artifacts / step.name
             await asyncio.to_thread(cargo.save, place)
+        self._survivors = survivors
         await attempt.phases.end(killed=killed, survivors=survivors)
 
     async def _collect(self) -> None:
@@ -254,6 +256,7 @@ class Stage:
             verifier.note(
                 mode="separate" if separate else "shared",
                 full_kill=self.attempt.task.full_kill,
+                forgeable=not separate and bool(self._survivors) and self._agent_may_be_root(),
                 image=sandbox.info.image_digest,
                 artifacts=cargo.record(),
                 collected=tuple(self._collected),
@@ -268,6 +271,11 @@ class Stage:
                     survivors = await sandbox.processes()
             finally:
                 await self.attempt.phases.end(killed=verifier.killed, survivors=survivors)
+
+    def _agent_may_be_root(self) -> bool:
+        """Whether the agent's user is root, or the image's own, which mostly is."""
+        user = self.step.agent.user
+        return user is None or str(user).partition(":")[0] in {"0", "root"}
 
     async def _look_at_programs(self, verifier: Verifier) -> None:
         """Tell whether what the verifier runs by was touched since the start."""

@@ -9,6 +9,7 @@ while test.sh ran. What the verdict rests on must be what it was before.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +47,11 @@ PLACES = (TESTS, VERIFIER_LOGS)
 """What the verifier alone has."""
 REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 ROOT = (0, 0)
-LATE_NS = 5_000_000
-"""A file's times are those of the kernel's last tick."""
+LATE_NS = 1_000_000
+"""Later than this after test.sh's end, a change is somebody else's."""
+LINGER_S = 0.02
+"""How long survivors live on after test.sh: whoever writes in a loop does it once more, and a
+file's times are only as fine as the kernel's ticks."""
 
 
 class VerifierNotExecutedError(VerifierError):
@@ -239,6 +243,8 @@ class Verifier:
 
     async def _end(self, result: ExecResult) -> None:
         """Leave nobody who could write while the reward and the digests are read."""
+        if await self.sandbox.processes():
+            await asyncio.sleep(LINGER_S)
         if self.alone:
             self.killed += await self.sandbox.kill_processes()
         else:

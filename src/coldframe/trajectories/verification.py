@@ -63,6 +63,9 @@ class Verification(Model):
     image: str | None = None
     """Digest of the image of the sandbox that graded."""
     full_kill: bool = False
+    forgeable: bool = False
+    """Something that a root agent left running lived while the tests ran: it could have written
+    the reward, and only a write after test.sh had ended is found out."""
     removed: tuple[str, ...] = ()
     """Paths that lay where the verifier's files belong, and were removed."""
     user: str | None = None

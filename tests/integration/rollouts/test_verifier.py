@@ -17,7 +17,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import ProcessInfo
 from coldframe.rollouts.load import load_task
 from coldframe.rollouts.phases import kill_what_must_not_live_on
-from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
+from coldframe.rollouts.verifier import TamperedError, Verifier, VerifierNotExecutedError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.store import BlobStore
@@ -282,3 +282,72 @@ async def test_verifier_that_cannot_be_started_is_typed(
     error, _ = await grade("true")
 
     assert isinstance(error, VerifierNotExecutedError)
+
+
+KEYS = '[metadata.coldframe]\nkey_inputs = ["/srv/tree", "/srv/file", "/srv/absent"]\n'
+CHANGES = {
+    "test.sh": "echo >> /tests/test.sh",
+    "test.sh replaced": "cp /tests/test.sh /t; mv /t /tests/test.sh; echo >> /tests/test.sh",
+    "test.sh removed": "rm /tests/test.sh",
+    "tests replaced by a link": "mv /tests /t; ln -s /t /tests",
+    "key file": "echo more >> /srv/file",
+    "key file's mode": "chmod 600 /srv/file",
+    "key file replaced by a link": "mv /srv/file /srv/f; ln -s f /srv/file",
+    "file in a key tree": "echo more >> /srv/tree/a/b",
+    "new file in a key tree": "touch /srv/tree/a/c",
+    "key that was absent": "mkfifo /srv/absent",
+}
+
+
+async def test_verdict_whose_tests_or_key_inputs_were_changed_is_void_and_told(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """What is judged by a program that was changed while it ran is not judged."""
+    for name, change in CHANGES.items():
+        await native_sandbox.exec(
+            "rm -rf /srv/* /t; mkdir -p /srv/tree/a; echo x | tee /srv/file > /srv/tree/a/b"
+        )
+        error, verifier = await grade(f"{change}; echo 1 > {TEXT}", toml=KEYS)
+
+        assert isinstance(error, TamperedError), name
+        events = verifier.tampering.events
+        assert events, name
+        assert all(one.voided for one in events), name
+        assert {one.what for one in events} == {
+            "key_input_changed" if "key" in name else "tests_changed"
+        }, name
+
+
+async def test_verdict_stands_when_the_verifier_only_leaves_caches(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """The control: new files among the tests, reads of inputs, and equal content are no change."""
+    await native_sandbox.exec("mkdir -p /srv/tree; echo x > /srv/file")
+    verdict, verifier = await grade(
+        "mkdir /tests/__pycache__; touch /tests/out; cat /srv/file; echo x > /srv/file; "
+        f"echo 1 > {TEXT}",
+        toml=KEYS,
+    )
+
+    assert verdict == {"reward": 1.0}
+    assert verifier.tampering.events == []
+    record = verifier.record()
+    assert record.tests is not None
+    assert record.key_inputs["/srv/absent"] == "absent"
+
+
+async def test_reward_under_two_names_is_refused(grade: Grade) -> None:
+    """Whoever holds the other name may write it."""
+    error, _ = await grade(f"echo 1 > /tmp/r; ln /tmp/r {TEXT}")
+
+    assert isinstance(error, RewardInvalidError)
+
+
+async def test_reward_that_test_sh_left_somebody_to_write_is_void(grade: Grade) -> None:
+    """Only what is there when test.sh ends is its verdict; the rest is somebody's guess."""
+    error, verifier = await grade(
+        f"echo 0 > {TEXT}; (while :; do echo 1 > {TEXT}; done > /dev/null 2>&1 &) ; sleep 0.1"
+    )
+
+    assert isinstance(error, TamperedError)
+    assert [one.what for one in verifier.tampering.events] == ["reward_late"]

@@ -1,0 +1,370 @@
+"""Rewards that an agent plants, by every way known: none of them counts.
+
+Each case has a control: a verifier without walls, which keeps what lies there, uploads over it,
+runs test.sh and reads the file. It shows what the plant would have given. In the guarded run the
+tests say 0, and 0 must come out; where the agent's own sandbox cannot keep something out, the
+record says so, and a separate verifier does keep it out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coldframe.client import AsyncSandbox, AsyncSandboxClient
+from coldframe.harnesses.scripts import pack
+from coldframe.protocol.models import Reason
+from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.load import load_task
+from coldframe.rollouts.task import Task
+from coldframe.trajectories.schema import Trajectory
+from tests.integration.rollouts.conftest import RunAttempt, run_attempt  # noqa: F401 (a fixture)
+from tests.unit.rollouts.tasks import write_task
+
+pytestmark = pytest.mark.root
+DIR = "/logs/verifier"
+TEXT, JSON = f"{DIR}/reward.txt", f"{DIR}/reward.json"
+ZERO = f"echo 0 > {TEXT}"
+SLOW = f"{ZERO}; sleep 0.4"
+DOCKERFILE = (
+    f"FROM debian:bookworm\nRUN mkdir -p {DIR} /tests /work && chmod 777 /logs {DIR} /tests /work\n"
+)
+TOML = """
+[environment]
+network_mode = "no-network"
+workdir = "/work"
+[agent]
+user = "{user}"
+[verifier]
+timeout_sec = 20
+environment_mode = "{mode}"
+[metadata.coldframe]
+full_kill = {full_kill}
+"""
+LOOP = "while :; do {write}; done > /dev/null 2>&1 &"
+HOLD = (
+    "import os, time\n"
+    f"fd = os.open('{TEXT}', os.O_RDWR | os.O_CREAT, 0o666); os.chmod('{TEXT}', 0o666)\n"
+    f"top = os.open('{DIR}', os.O_RDONLY)\n"
+    "open('/tmp/up', 'w').close()\n"
+    "while True:\n    os.ftruncate(fd, 0); os.pwrite(fd, b'1', 0)\n    try:\n"
+    "        os.write(os.open('reward.json', os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=top), b'1')\n"
+    "    except OSError:\n        pass\n    time.sleep(0.005)\n"
+)
+WATCH = (
+    "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nwatch = libc.inotify_init()\n"
+    f"libc.inotify_add_watch(watch, b'{DIR}', 8 | 256)\nopen('/tmp/up', 'w').close()\n"
+    "while True:\n    os.read(watch, 4096)\n"
+    "    with open('/logs/x', 'w') as file:\n        file.write('1')\n"
+    f"    os.rename('/logs/x', '{TEXT}'); time.sleep(0.01)\n"
+)
+UP = "until [ -e /tmp/up ]; do sleep 0.01; done"
+
+
+def python(program: str) -> str:
+    """A plant that leaves a Python program running, and waits until it says that it does."""
+    return f"cat > /tmp/p.py <<'END'\n{program}END\npython3 /tmp/p.py > /dev/null 2>&1 &\n{UP}"
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What an agent leaves, and what a verifier without walls then reads; None: nothing valid."""
+
+    script: str
+    naive: str | None = "1"
+    user: str = "root"
+    test: str = ZERO
+    rewards: float | None = 0.0
+    """None: the verdict is void, or missing, and never the planted one."""
+
+
+KEPT_OUT = {
+    "text": Plant(f"echo 1 > {TEXT}", test="true", rewards=None),
+    "json beats text": Plant(f"echo 1 > {JSON}"),
+    "json by an unprivileged agent": Plant(f"echo 1 > {JSON}", user="nobody"),
+    "with a time to come": Plant(f"echo 1 > {JSON}; touch -d 2099-01-01 {JSON}"),
+    "link to a file": Plant(f"echo 1 > /tmp/r; ln -s /tmp/r {JSON}"),
+    "link to a file that comes later": Plant(
+        f"ln -s /tmp/r {JSON}; (sleep 0.1; echo 1 > /tmp/r) > /dev/null 2>&1 &", test=SLOW
+    ),
+    "dangling link": Plant(f"ln -s /nowhere/x {TEXT}", naive=None),
+    "link to /dev/null": Plant(f"ln -s /dev/null {TEXT}", naive=""),
+    "hard link that is written by its other name": Plant(
+        f"echo 1 > /tmp/r; ln /tmp/r {TEXT}; {LOOP.format(write='echo 1 > /tmp/r')}",
+        test=SLOW,
+        user="nobody",
+    ),
+    "fifo with a feeder": Plant(f"mkfifo {JSON}; {LOOP.format(write=f'echo 1 > {JSON}')}"),
+    "directory": Plant(f"mkdir {TEXT}", naive=None),
+    "full directory in the way": Plant(f"mkdir -p {JSON}/a/b/c; touch {JSON}/a/b/c/d", naive="0"),
+    "socket": Plant(
+        "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('" + TEXT + "')\"",
+        naive=None,
+    ),
+    "sparse and huge": Plant(f"truncate -s 1T {JSON}", naive=None),
+    "logs is a link": Plant(
+        "mkdir -p /tmp/l/verifier; echo 1 > /tmp/l/verifier/reward.json; rm -rf /logs; "
+        "ln -s /tmp/l /logs"
+    ),
+    "verifier's directory is a link": Plant(
+        f"mkdir /tmp/v; echo 1 > /tmp/v/reward.json; rmdir {DIR}; ln -s /tmp/v {DIR}",
+        user="nobody",
+    ),
+    "logs is a file": Plant("rm -rf /logs; echo 1 > /logs", naive=None),
+    "closed directories": Plant(f"echo 1 > {JSON}; chmod 0 {JSON} {DIR} /logs"),
+    "descriptors kept open": Plant(python(HOLD), user="nobody", test=SLOW),
+    "loop of an unprivileged survivor": Plant(
+        LOOP.format(write=f"echo 1 > {JSON}"), user="nobody", test=SLOW
+    ),
+    "watcher that overwrites": Plant(python(WATCH), user="nobody", test=SLOW),
+    "directory swapped by its owner": Plant(
+        f"mkdir /logs/mine; echo 1 > /logs/mine/reward.json; rm -rf {DIR}; "
+        f"{LOOP.format(write=f'rm -rf {DIR}; cp -r /logs/mine {DIR}')} sleep 0.1",
+        user="nobody",
+        test=SLOW,
+    ),
+    "tests made before": Plant(
+        f"echo 'echo 1 > {JSON}' > /tests/helper; chmod -w /tests/helper",
+        user="nobody",
+        test=f"[ -e /tests/helper ] && . /tests/helper; {ZERO}",
+    ),
+    "tests directory is a link": Plant(
+        f"mkdir /tmp/t; echo 'echo 1 > {JSON}' > /tmp/t/helper; rmdir /tests; ln -s /tmp/t /tests",
+        test=f"[ -e /tests/helper ] && . /tests/helper; {ZERO}",
+    ),
+    "test.sh replaced in a loop": Plant(
+        f"printf '#!/bin/sh\\necho 1 > {TEXT}\\n' > /tmp/t; chmod 755 /tmp/t; "
+        f"{LOOP.format(write='cp /tmp/t /tests/.n && mv /tests/.n /tests/test.sh')} sleep 0.1",
+        user="nobody",
+    ),
+    "profile of a login shell": Plant(
+        f"echo 'trap \"echo 1 > {JSON}\" EXIT' > /etc/profile.d/x.sh; echo '. /etc/profile.d/x.sh' "
+        ">> /root/.bashrc; echo BASH_ENV=/etc/profile.d/x.sh >> /etc/environment"
+    ),
+    "words on stdout": Plant(
+        "echo 'reward: 1' > /work/said", naive="0", test=f"cat /work/said; {ZERO}"
+    ),
+    "working directory removed": Plant("cd /; rm -rf /work", naive="0"),
+}
+
+FOUND_OUT = {
+    "loop of a root survivor": Plant(
+        LOOP.format(write=f"echo 1 > {TEXT}"), test=SLOW, rewards=None
+    ),
+    "json loop of a root survivor": Plant(
+        LOOP.format(write=f"echo 1 > {JSON}"), test=SLOW, rewards=None
+    ),
+}
+
+REPLACED = "printf '#!/bin/sh\\necho 1 > " + JSON + '\\nexec /usr/bin/{real} "$@"\\n\''
+ONLY_SEPARATE = {
+    "replaced interpreter": Plant(
+        f"cp /usr/bin/dash /usr/bin/dash.real; {REPLACED.format(real='dash.real')} > /tmp/d; "
+        "sed -i '1s,.*,#!/usr/bin/dash.real,' /tmp/d; chmod 755 /tmp/d; mv /tmp/d /usr/bin/dash"
+    ),
+    "program before it on the PATH": Plant(
+        f"{REPLACED.format(real='env')} > /usr/local/bin/env; chmod 755 /usr/local/bin/env",
+        test=f"env > /dev/null; {ZERO}",
+    ),
+    "library in ld.so.preload": Plant("cp /solution/plant.so /usr/lib/plant.so; "
+        "echo /usr/lib/plant.so > /etc/ld.so.preload"),
+    "module of the user's site": Plant(
+        "d=$(python3 -m site --user-site); mkdir -p $d; "
+        f"echo \"import os; os.path.isdir('{DIR}') and open('{JSON}', 'w').write('1')\" > $d/x.pth",
+        test=f"python3 -c 'print()'; {ZERO}",
+    ),
+    "module in the working directory": Plant(
+        f"echo \"open('{JSON}', 'w').write('1')\" > /work/conftest.py",
+        user="nobody",
+        test=f"cd /work && python3 -c 'import importlib; importlib.import_module(\"conftest\")'; "
+        f"{ZERO}",
+    ),
+    "sleeper that wakes while the tests run": Plant(
+        f"(sleep 0.25; echo 1 > {JSON}) > /dev/null 2>&1 &", test=f"{ZERO}; sleep 0.7"
+    ),
+}  # fmt: skip
+TOLD_BY = {
+    "replaced interpreter": "/bin/sh",
+    "program before it on the PATH": "/usr/local/bin/env",
+    "library in ld.so.preload": "/etc/ld.so.preload",
+}
+
+
+def written(root: Path, plant: Plant, mode: str = "shared", *, full_kill: bool = False) -> Path:
+    directory = write_task(
+        root,
+        mode + str(full_kill),
+        toml=TOML.format(user=plant.user, mode=mode, full_kill=str(full_kill).lower()),
+        environment__Dockerfile=DOCKERFILE,
+        solution__solve_sh=f"#!/bin/sh\n{plant.script}\nexit 0\n",
+        tests__test_sh=f"#!/bin/sh\n{plant.test}\nexit 0\n",
+    )
+    if "plant.so" in plant.script:
+        compile_library(directory / "solution" / "plant.so")
+    return directory
+
+
+def compile_library(target: Path) -> None:
+    """A library that writes the reward as soon as it is loaded."""
+    source = target.with_name("plant.c")
+    source.write_text(
+        "#include <fcntl.h>\n#include <unistd.h>\n__attribute__((constructor)) void f(void) {\n"
+        f'int fd = open("{JSON}", O_WRONLY | O_CREAT, 0666); if (fd >= 0) write(fd, "1", 1); }}\n'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", target, source], check=True)
+    source.unlink()
+
+
+async def naive(
+    client: AsyncSandboxClient, task: Task, image: str, wanted: str | None = "1"
+) -> str | None:
+    """Grade without any wall; return what the reward file holds, if it is a number."""
+    (step,) = task.steps
+    async with await client.create_sandbox(image, workdir="/work") as sandbox:
+        assert step.reference is not None
+        await sandbox.files.tar_up("/solution", pack(step.reference), owner=(0, 0))
+        await sandbox.exec(["/solution/solve.sh"], user=step.agent.user)
+        script = step.verifier.tests[0] / "test.sh"
+        await sandbox.exec(
+            "mkdir -p /tests /logs/verifier; rm -f /tests/test.sh; cat > /tests/test.sh; "
+            "chmod 755 /tests/test.sh; sleep 0.05",
+            user=0,
+            cwd="/",
+            stdin=script.read_bytes(),
+        )
+        exists = await sandbox.files.exists("/work")
+        await sandbox.exec(
+            ["/bin/bash", "-lc", "/tests/test.sh; true"],
+            user=0,
+            cwd="/work" if exists else "/",
+            env={"HOME": "/root"},
+            deadline_s=5.0,
+        )
+        for _ in range(50):
+            # Whoever writes in a loop leaves the file empty at times; one look is luck.
+            found = await read_naively(sandbox)
+            if found == wanted:
+                break
+        return found
+
+
+async def read_naively(sandbox: AsyncSandbox) -> str | None:
+    result = await sandbox.exec(
+        f"if [ -e {JSON} ] && [ ! -d {JSON} ]; then head -c 1000 {JSON}; else cat {TEXT}; fi",
+        user=0,
+        cwd="/",
+        deadline_s=3.0,
+    )
+    if result.reason is Reason.DEADLINE or not result.ok:
+        return None
+    text = result.text.strip()
+    return None if "\0" in text else text.splitlines()[0] if text else ""
+
+
+@pytest.fixture
+async def base(native_async_client: AsyncSandboxClient, tmp_path: Path) -> str:
+    """The image that all cases share; built once on this machine."""
+    images = ImageBuilder(native_async_client)
+    task = load_task(written(tmp_path, Plant("true")))
+    return (await images.image(task)).name
+
+
+def verdict(trajectory: Trajectory) -> float | None:
+    return None if trajectory.rewards is None else trajectory.rewards["reward"]
+
+
+def plants(cases: dict[str, Plant]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("plant", cases.values(), ids=cases.keys())
+
+
+@plants(KEPT_OUT)
+async def test_planted_reward_does_not_count(
+    plant: Plant,
+    native_async_client: AsyncSandboxClient,
+    run_attempt: RunAttempt,  # noqa: F811
+    base: str,
+    tmp_path: Path,
+) -> None:
+    """In the agent's own sandbox; the control shows what it would have been worth."""
+    directory = written(tmp_path, plant)
+    control = await naive(native_async_client, load_task(directory), base, plant.naive)
+    trajectory = await run_attempt(directory)
+
+    assert control == plant.naive
+    assert verdict(trajectory) == plant.rewards, trajectory.failure
+    if plant.rewards is None:
+        assert trajectory.failure and trajectory.failure.code == "reward_missing"
+
+
+@plants(FOUND_OUT)
+async def test_reward_of_a_root_survivor_voids_the_verdict_and_is_told(
+    plant: Plant,
+    native_async_client: AsyncSandboxClient,
+    run_attempt: RunAttempt,  # noqa: F811
+    base: str,
+    tmp_path: Path,
+) -> None:
+    """It cannot be kept out of a sandbox in which it is root; a late write gives it away."""
+    directory = written(tmp_path, plant)
+    control = await naive(native_async_client, load_task(directory), base)
+    shared = await run_attempt(directory)
+    killed = await run_attempt(written(tmp_path, plant, full_kill=True))
+    separate = await run_attempt(written(tmp_path, plant, "separate"))
+
+    assert control == "1"
+    assert shared.rewards is None
+    assert shared.failure and shared.failure.code == "tampered"
+    assert [(one.what, one.voided) for one in shared.tamper if one.voided] == [
+        ("reward_late", True)
+    ]
+    assert shared.verification and shared.verification.forgeable
+    assert (verdict(killed), verdict(separate)) == (0.0, 0.0)
+    assert not (killed.tamper or separate.tamper)
+
+
+@plants(ONLY_SEPARATE)
+async def test_reward_that_only_a_separate_verifier_keeps_out(
+    plant: Plant,
+    request: pytest.FixtureRequest,
+    native_async_client: AsyncSandboxClient,
+    run_attempt: RunAttempt,  # noqa: F811
+    base: str,
+    tmp_path: Path,
+) -> None:
+    """Shared grading runs by what the agent left; it says so where it can tell."""
+    directory = written(tmp_path, plant)
+    control = await naive(native_async_client, load_task(directory), base)
+    shared = await run_attempt(directory)
+    separate = await run_attempt(written(tmp_path, plant, "separate"))
+
+    assert control == "1"
+    assert verdict(separate) == 0.0, separate.failure
+    assert separate.tamper == ()
+    assert verdict(shared) in {1.0, None}
+    case = request.node.callspec.id
+    if case in TOLD_BY:
+        told = [one.path for one in shared.tamper if one.what == "program_changed"]
+        assert TOLD_BY[case] in told
+    if "sleeper" in case:
+        killed = await run_attempt(written(tmp_path, plant, full_kill=True))
+        assert shared.verification and shared.verification.forgeable
+        assert verdict(killed) == 0.0
+
+
+async def test_mount_over_the_verifiers_directory_is_refused(
+    native_async_client: AsyncSandboxClient, base: str
+) -> None:
+    """A bind mount would survive the removal of what lies below; the control is the same by cp."""
+    async with await native_async_client.create_sandbox(base) as sandbox:
+        plant = f"mkdir /tmp/m; echo 1 > /tmp/m/reward.json; mount --bind /tmp/m {DIR}"
+        mounted = await sandbox.exec(plant, user=0)
+        nested = await sandbox.exec(["unshare", "-rm", "true"], user=0)
+        copied = await sandbox.exec(f"cp /tmp/m/reward.json {DIR}", user=0)
+
+        assert not mounted.ok
+        assert not nested.ok
+        assert copied.ok
+        assert await read_naively(sandbox) == "1"
