@@ -13,14 +13,20 @@ from coldframe import AsyncSandboxClient
 from coldframe.rollouts.check import check_task
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import find_tasks, load_task
+from coldframe.rollouts.task import Task
 
 TASKS = find_tasks([Path(__file__).resolve().parents[3] / "examples" / "tasks"])
 by_name = pytest.mark.parametrize("directory", TASKS, ids=lambda path: path.name)
 
 
-def test_examples_are_at_least_six() -> None:
+def test_examples_are_at_least_eleven() -> None:
     """A task that is not found would be a test that is silently not run."""
-    assert len(TASKS) >= 6
+    assert len(TASKS) >= 11
+
+
+def scripts(task: Task) -> list[Path]:
+    """The solve.sh of every wrong solution, step by step."""
+    return [one / "solve.sh" for step in task.steps for one in step.wrong.values()]
 
 
 @by_name
@@ -29,37 +35,37 @@ def test_example_is_accepted_and_says_what_it_is(directory: Path) -> None:
     task = load_task(directory)
 
     assert task.name == f"coldframe/{directory.name}"
-    assert task.solution is not None
+    assert all(step.reference is not None for step in task.steps)
     assert len(task.wrong) >= 2
-    assert task.environment.network_declared == "no-network"
-    assert task.agent_timeout_s is not None
+    assert task.environment.network_declared is not None
+    assert all(step.agent.timeout_s is not None for step in task.steps)
 
 
 @by_name
 def test_example_scripts_can_be_executed(directory: Path) -> None:
     """Harbor runs them as programs; a lost mode bit would fail there and not here."""
-    scripts = [directory / "tests" / "test.sh", *directory.rglob("solve.sh")]
+    programs = [*directory.rglob("test.sh"), *directory.rglob("solve.sh")]
 
-    assert [one for one in scripts if not one.stat().st_mode & stat.S_IXUSR] == []
+    assert [one for one in programs if not one.stat().st_mode & stat.S_IXUSR] == []
 
 
 @by_name
 def test_example_instruction_names_what_is_graded(directory: Path) -> None:
     """A path that the grader looks at and the instruction does not name is a hidden demand."""
-    instruction = (directory / "instruction.md").read_text()
-    grader = (directory / "tests" / "grade.py").read_text()
+    instructions = "".join(step.instruction for step in load_task(directory).steps)
+    graders = "".join(one.read_text() for one in directory.rglob("tests/**/grade.py"))
 
-    graded = set(re.findall(r'"(/(?:srv|home)/[\w./-]+)"', grader))
-    assert {path for path in graded if path not in instruction} == set()
+    assert graders
+    graded = set(re.findall(r'"(/(?:srv|home)/[\w./-]+)"', graders))
+    assert {path for path in graded if path not in instructions} == set()
 
 
 @by_name
 def test_example_wrong_solutions_say_what_is_wrong(directory: Path) -> None:
     """Each must fail for a reason of its own, or it proves nothing."""
-    task = load_task(directory)
     notes = [
-        [line for line in (one / "solve.sh").read_text().splitlines()[1:4] if line[:2] == "# "]
-        for one in task.wrong.values()
+        [line for line in script.read_text().splitlines()[1:4] if line[:2] == "# "]
+        for script in scripts(load_task(directory))
     ]
 
     assert all(notes)

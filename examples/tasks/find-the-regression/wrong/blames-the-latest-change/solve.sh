@@ -1,0 +1,18 @@
+#!/bin/sh
+# Blames the commit that touched the line last.
+set -eu
+cd /srv/invoices
+git log --format=%H --grep='^Tax nothing that is free of tax$' > /srv/culprit
+python3 - <<'END'
+import pathlib
+
+path = pathlib.Path("invoices.py")
+old = "    return rounded(net(line for line in lines if line[1]) * round(percent * 10), 1000) if percent else 0\n"
+new = """    tenths = round(percent * 10)
+    return sum(rounded(line_total(*line) * tenths, 1000) for line in lines)
+"""
+text = path.read_text()
+assert old in text
+path.write_text(text.replace(old, new))
+END
+git -c user.name=Repair -c user.email=repair@example.test commit -qam "Round the tax of each line again"
