@@ -24,6 +24,21 @@ except OSError as error:
 """
 """Says bytes to a port, and prints what comes back or why nothing does."""
 
+TLS = """
+import socket, ssl, sys
+host, port, shown = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+context.set_alpn_protocols(["h2"])
+try:
+    link = socket.create_connection((host, port), 5)
+    link = context.wrap_socket(link, server_hostname=shown)
+    link.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+    print(link.selected_alpn_protocol(), link.recv(100))
+except OSError as error: print("ERROR", type(error).__name__)
+"""
+"""Opens TLS to a port under a name, offers HTTP/2 and says its first words."""
+
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:

@@ -8,21 +8,7 @@ import struct
 
 from coldframe.protocol.network import EgressDecision, EgressKind
 from tests.fixtures.egress import OTHER, PRIVATE, WEB, Internet, MakeFenced, hello
-from tests.integration.egress.conftest import TALK
-
-TLS = """
-import socket, ssl, sys
-host, port, shown = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None
-context = ssl.create_default_context()
-context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-context.set_alpn_protocols(["h2"])
-try:
-    link = socket.create_connection((host, port), 5)
-    link = context.wrap_socket(link, server_hostname=shown)
-    link.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
-    print(link.selected_alpn_protocol(), link.recv(100))
-except OSError as error: print("ERROR", type(error).__name__)
-"""
+from tests.integration.egress.conftest import TALK, TLS
 
 KEEP = """
 import http.client, sys

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
+import ssl
+import sys
+from collections.abc import Iterator
 
 from coldframe.protocol.network import EgressDecision, EgressKind
 from tests.fixtures.egress import (
@@ -18,7 +23,7 @@ from tests.fixtures.egress import (
     MakeFenced,
     hello,
 )
-from tests.integration.egress.conftest import TALK
+from tests.integration.egress.conftest import TALK, TLS
 
 NODE = "203.0.113.1"
 
@@ -139,19 +144,78 @@ async def test_resolv_conf_that_the_sandbox_changed_is_left_alone(
     assert await box.run("cat", "/etc/resolv.conf") == "mine\n"
 
 
-async def test_sandbox_cannot_change_what_fences_it(servers: Internet, fenced: MakeFenced) -> None:
-    """Its root holds no NET_ADMIN: routes and addresses are not its own to change."""
-    box = await fenced(WEB)
-    script = """
+NETLINK = """
 import socket, struct
 link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
-for kind, family in ((25, 2), (21, 2), (24, 2)):
-    body = struct.pack("=BBBBBBBBI", family, *[0] * 8)
-    link.send(struct.pack("=IHHII", 28, kind, 5, 1, 0) + body)
-    print(struct.unpack_from("=i", link.recv(4096), 16)[0])
+def ask(kind, body):
+    link.send(struct.pack("=IHHII", 16 + len(body), kind, 5, 1, 0) + body)
+    return struct.unpack_from("=i", link.recv(4096), 16)[0]
+route = struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 4, 254, 2, 0) + struct.pack("=HHI", 8, 4, 1)
+address = struct.pack("=BBBBI", 2, 32, 0, 0, 1)
+address += struct.pack("=HH4B", 8, 2, 169, 254, 1, 1)
+down = struct.pack("=BBHiII", 0, 0, 0, 1, 0, 1)
+print(ask(25, route), ask(21, address), ask(16, down))
 """
-    assert (await box.python(script)).split() == ["-1", "-1", "-1"]
+"""Takes away the default route and the address, and loopback itself; prints errno each."""
+
+
+async def test_sandbox_cannot_change_what_fences_it(servers: Internet, fenced: MakeFenced) -> None:
+    """Its root holds no NET_ADMIN: routes, addresses and devices are not its own to change."""
+    box = await fenced(WEB)
+    attempts = """
+import os
+for name in ("ipv4/icmp_echo_ignore_all", "ipv4/ip_forward", "ipv4/conf/all/route_localnet"):
+    try: open("/proc/sys/net/" + name, "w").write("0"); print("written")
+    except OSError as error: print(type(error).__name__)
+"""
+
+    assert await box.python(NETLINK) == "-1 -1 -1\n"
+    assert set((await box.python(attempts)).split()) <= {"PermissionError", "OSError"}
+    capabilities = await box.run("grep", "-E", "^Cap(Eff|Bnd|Prm)", "/proc/self/status")
+    for line in capabilities.splitlines():
+        assert not int(line.split()[1], 16) & 1 << 12, line
     assert await box.python(TALK, WEB, "7", "") == "hello\n"
+    # Who does hold it in that very namespace can: the host's root.
+    with opened_network(box) as network:
+        code = (
+            "import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True)\n"
+            "assert libc.setns(int(sys.argv[1]), 0x40000000) == 0\n" + NETLINK
+        )
+        control = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(network), pass_fds=(network,), stdout=-1
+        )
+        assert (await control.communicate())[0] == b"0 0 0\n"
+    assert (await box.python(TALK, WEB, "7", "")).startswith("ERROR")
+
+
+@contextlib.contextmanager
+def opened_network(box: Fenced) -> Iterator[int]:
+    """The sandbox's network namespace."""
+    fd = os.open(f"/proc/{box.sandbox.parts.created.pid}/ns/net", os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def test_rule_for_a_protocol_lets_nothing_else_through(
+    servers: Internet, fenced: MakeFenced, tls_server: ssl.SSLContext
+) -> None:
+    """`tls://` means that what leaves cannot be read on the way, `http://` that it can."""
+    await servers.serve(WEB, 443, hello, ssl=tls_server)
+    request = b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n".hex()
+    for rule in ("tls://web.example", f"tls://{WEB}"):
+        box = await fenced(rule, "unused.example")
+        host = rule.removeprefix("tls://")
+        assert await box.python(TLS, host, "443", "web.example") == "h2 b'hello\\n'\n", rule
+        assert "200 OK" not in await box.python(TALK, host, "80", request), rule
+        assert "ping" not in await box.python(TALK, host, "7", b"ping\n".hex()), rule
+    for rule in ("http://web.example", f"http://{WEB}"):
+        box = await fenced(rule)
+        host = rule.removeprefix("http://")
+        assert "200 OK" in await box.python(TALK, host, "80", request), rule
+        assert (await box.python(TLS, host, "443", "web.example")).startswith("ERROR"), rule
+        assert "ping" not in await box.python(TALK, host, "7", b"ping\n".hex()), rule
 
 
 async def test_udp_is_refused_at_once_and_said(servers: Internet, fenced: MakeFenced) -> None:

@@ -39,8 +39,14 @@ def test_tls_greeting_shows_its_name_once_it_is_whole() -> None:
     assert look(greeting(None)) == Opening("tls", None)
     assert all(look(whole[:end]) is None for end in range(1, len(whole)))
     message = whole[5:]
-    records = b"".join(b"\x16\3\1\0\1" + message[i : i + 1] for i in range(len(message)))
-    assert look(records) == Opening("tls", "web.example")
+
+    def cut(size: int) -> bytes:
+        parts = [message[i : i + size] for i in range(0, len(message), size)]
+        return b"".join(b"\x16\3\1" + struct.pack("!H", len(part)) + part for part in parts)
+
+    assert look(cut(40)) == Opening("tls", "web.example")
+    with pytest.raises(MalformedError):
+        look(cut(1))
 
 
 @pytest.mark.parametrize("at", range(5, 160))
@@ -72,6 +78,15 @@ def test_any_bytes_are_told_or_refused(data: bytes) -> None:
         (b"EHLO web.example\r\n", "tcp"),
         (b"\0\0\0\x08", "tcp"),
         (b"GE", None),
+        (b"A" * 41, None),
+        (b"GET\t", None),
+        (b"GET /\1\2", None),
+        (b"GET\x0b/ HTTP/1.1\r\n", "http"),
+        (b" GET / HTTP/1.1\r\n", "http"),
+        (b"GET /\r\nHost: twin.example\r\n", "http"),
+        (b"GET key\r\n", "tcp"),
+        (b"GE\0", "tcp"),
+        (b"AMQP\0\0\x09\1", "tcp"),
         (b"GET /" + b"a" * 1000, None),
         (b"\x16\3", None),
         (b"\x16\2", "tcp"),
@@ -81,6 +96,23 @@ def test_beginning_is_told_as_soon_as_it_can_be(data: bytes, spoken: str | None)
     """What cannot become HTTP any more must not wait for a line that never comes."""
     found = look(data)
     assert (found and found.spoken) == spoken
+
+
+@given(
+    st.binary(max_size=4) | st.sampled_from([b"GET", b"A" * 60, b"\r\nPOST", b" X", b"G\t"]),
+    st.sampled_from([b" ", b"\t", b"\x0b", b"", b"\0", b"\x1f "]),
+    st.binary(max_size=8) | st.just(b"/path"),
+    st.sampled_from([b" HTTP/1.1\r\n", b"\thttp/1.0\n", b"\r\n", b"\nGET / HTTP/1.1\r\n"]),
+)
+def test_what_is_told_of_a_prefix_is_told_of_the_whole(
+    method: bytes, blank: bytes, target: bytes, end: bytes
+) -> None:
+    """Else one says half a line, is taken for no HTTP, and goes on with any host's request."""
+    line = method + blank + target + end
+    with contextlib.suppress(MalformedError):
+        whole = look(line)
+        for cut in range(len(line)):
+            assert look(line[:cut]) in (None, whole), (line, cut)
 
 
 def test_beginning_without_end_is_refused() -> None:

@@ -73,11 +73,14 @@ class Desk:
 
     async def replace(self, engine: Engine) -> None:
         """Put another policy in force, for open connections too, before this returns."""
-        self.engine = engine
+        before, self.engine = self.engine, engine
         self.meter = self._new_meter()
         for flow in list(self._flows):
             flow.meter = self.meter
             if flow.address is None:
+                continue
+            if any(before.credentials(name) != engine.credentials(name) for name in flow.names):
+                flow.end("the new policy has other credentials for its host")
                 continue
             if flow.far and self.meter.limited:
                 flow.end("the new policy has limits, and this was one of too many connections")

@@ -16,7 +16,7 @@ from coldframe.protocol.network import EgressKind
 
 _BURST_S = 0.05
 _LEAST_BURST = 16384
-_LEAST_GRANT = 2048
+_LEAST_GRANT, _LEAST_DELAY_S = 2048, 0.002
 _LAST_WORDS_S, _LAST_READS, _LAST_BYTES = 1.0, 64, 1 << 16
 
 
@@ -54,7 +54,7 @@ class Meter:
     @property
     def delay_s(self) -> float:
         """When something will be granted again."""
-        return _LEAST_GRANT / (self._rate or _LEAST_GRANT)
+        return max(_LEAST_DELAY_S, _LEAST_GRANT / (self._rate or _LEAST_GRANT))
 
     def spend(self, count: int) -> None:
         """Note bytes that were carried."""

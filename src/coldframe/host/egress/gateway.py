@@ -38,7 +38,10 @@ from coldframe.protocol.network import EgressKind
 
 _MOST_ACCEPTS = 16
 """Taken at once from one listener before others have their turn."""
-_PAUSE_S = 0.05
+_FLOOD_S = 0.002
+"""Pause behind so many: a flood is the sandbox's own affair, the event loop everybody's."""
+_SHORTAGE_S = 0.05
+"""Pause when there is no descriptor or memory for one more."""
 _DNS_IDLE_S = 30.0
 _MOST_QUERIES = 256
 
@@ -136,7 +139,7 @@ class Gateway:
         self._add_reader(listener, partial(self._accept, listener, kind, serve))
 
     def _accept(self, listener: socket.socket, kind: EgressKind, serve: Serve) -> None:
-        loop = asyncio.get_running_loop()
+        again = partial(self._accept, listener, kind, serve)
         for _ in range(_MOST_ACCEPTS):
             try:
                 client, _ = listener.accept()
@@ -144,16 +147,20 @@ class Gateway:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    # It stays ready: look again later, and let others work meanwhile.
-                    loop.remove_reader(listener.fileno())
-                    again = partial(self._accept, listener, kind, serve)
-                    loop.call_later(_PAUSE_S, self._resume, listener, again)
+                    self._pause(listener, again, _SHORTAGE_S)
                 return
             self.desk.serve(kind, client, serve)
+        self._pause(listener, again, _FLOOD_S)
 
-    def _resume(self, listener: socket.socket, ready: Callable[[], None]) -> None:
+    def _pause(self, one: socket.socket, ready: Callable[[], None], delay_s: float) -> None:
+        """Look again later what has come, and let others work meanwhile: it stays ready."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(one.fileno())
+        loop.call_later(delay_s, self._resume, one, ready)
+
+    def _resume(self, one: socket.socket, ready: Callable[[], None]) -> None:
         if self._accepting:
-            asyncio.get_running_loop().add_reader(listener.fileno(), ready)
+            asyncio.get_running_loop().add_reader(one.fileno(), ready)
 
     # --- DNS --------------------------------------------------------------------------
 
@@ -168,6 +175,7 @@ class Gateway:
             task = asyncio.ensure_future(self._answer(server, data, source))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
+        self._pause(server, partial(self._take_queries, server), _FLOOD_S)
 
     async def _answer(self, server: socket.socket, data: bytes, source: tuple[str, int]) -> None:
         reply = await self.reply(data)

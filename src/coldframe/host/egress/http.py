@@ -9,12 +9,14 @@ from ipaddress import ip_address
 from coldframe.host.egress.addresses import Address, canonical
 from coldframe.protocol.network import host_name
 
-MOST_HEAD = 1 << 16
+MOST_HEAD = 1 << 15
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST = re.compile(rf"({_TOKEN}) ([!-~\x80-\xff]+) HTTP/1\.([01])")
 _FIELD = re.compile(rf"({_TOKEN}):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
 _URL = re.compile(r"(?i:(http|ws))://([^/?#@\s]+)([/?][^#\s]*)?")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
+_FRAMING = frozenset({"host", "content-length", "transfer-encoding"})
+"""A server that took these for its neighbour's alone would read another request than we did."""
 _HOPS = frozenset({"proxy-connection", "proxy-authorization", "keep-alive"})
 
 
@@ -97,7 +99,10 @@ def parse_head(data: bytes) -> Head:
         if field is None:
             raise BadRequestError("a header line is malformed")
         fields.append((field[1], field[2]))
-    return Head(request[1], request[2], int(request[3]), tuple(fields))
+    head = Head(request[1], request[2], int(request[3]), tuple(fields))
+    if _FRAMING & _listed(head, "connection"):
+        raise BadRequestError("Connection names what decides whom and how much is meant")
+    return head
 
 
 def authority(text: str, default_port: int | None) -> Authority:
@@ -130,10 +135,13 @@ def absolute(target: str) -> tuple[Authority, str]:
 
 def hop_fields(head: Head) -> frozenset[str]:
     """Fields that are meant for the proxy alone."""
-    named = {
-        word.strip().lower() for value in head.values("connection") for word in value.split(",")
-    }
-    return _HOPS | frozenset(named - {"", "close", "upgrade", "host", "content-length"})
+    return _HOPS | (_listed(head, "connection") - {"", "close", "upgrade"})
+
+
+def _listed(head: Head, name: str) -> frozenset[str]:
+    """Return the words of a field that is a list, in lower case."""
+    words = (word for value in head.values(name) for word in value.split(","))
+    return frozenset(word.strip().lower() for word in words)
 
 
 def refusal(status: str, reason: str) -> bytes:

@@ -6,15 +6,23 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 14
 """How much of a beginning is looked at; a longer one is refused."""
+_MOST_RECORDS = 64
 
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _SERVER_NAME, _HOST_NAME = 0, 0
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
-_BEGINS = re.compile(rb"[\r\n]*" + _TOKEN + rb"{0,40}(?: [^\x00-\x1f\x7f]*)?\Z")
-_LINE = re.compile(rb"[\r\n]*[^\r\n]*[\r\n]")
+_BLANK = rb"[ \t\x0b\x0c\x1c-\x1f\x85\xa0]"
+"""What some server takes for a space between a method and its target."""
+_BEGINS = re.compile(rb"[\r\n]*" + _BLANK + rb"*" + _TOKEN + rb"*(?:" + _BLANK + rb"[^\r\n]*)?\Z")
+"""Could still become a request line: a method, and anything behind a space."""
+_LINE = re.compile(rb"[\r\n]*[^\r\n]+[\r\n]")
 _HTTP = re.compile(rb"HTTP/", re.IGNORECASE)
+_OLD_HTTP = re.compile(
+    rb"[\r\n]*" + _BLANK + rb"*(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS)" + _BLANK + rb"+/"
+)
+"""Without a version; some servers read headers behind that all the same."""
 
 
 class MalformedError(ValueError):
@@ -43,12 +51,15 @@ def look(data: bytes, *, whole: bool = False) -> Opening | None:
         if opening is None and whole:
             raise MalformedError("its TLS greeting is cut short")
         return opening
+    # A prefix must never be told otherwise than the whole: who waits in the middle of a line
+    # would else be free to go on with any request.
     line = _LINE.match(data)
-    if line is None:
-        return None if _BEGINS.match(data) and not whole else Opening("tcp")
-    if not _HTTP.search(line[0]):
+    if line is None and not whole:
+        return None if _BEGINS.match(data) else Opening("tcp")
+    text = data if line is None else line[0]
+    if not (_BEGINS.match(text.rstrip(b"\r\n")) and (_HTTP.search(text) or _OLD_HTTP.match(text))):
         return Opening("tcp")
-    return Opening("http2" if line[0].startswith(b"PRI ") else "http")
+    return Opening("http2" if text.startswith(b"PRI ") else "http")
 
 
 # --- TLS ------------------------------------------------------------------------------
@@ -95,7 +106,7 @@ def _look_tls(data: bytes) -> Opening | None:
 def _hello(data: bytes) -> bytes:
     """Join the records that the first handshake message is cut into."""
     records, message = _Reader(data), b""
-    while True:
+    for _ in range(_MOST_RECORDS):
         if len(message) >= 4:
             if message[0] != _CLIENT_HELLO:
                 raise MalformedError("its TLS greeting is none")
@@ -110,6 +121,7 @@ def _hello(data: bytes) -> bytes:
         if kind != _HANDSHAKE or not part:
             raise MalformedError("its TLS greeting is broken")
         message += part
+    raise MalformedError("its TLS greeting is cut into too many records")
 
 
 def _server_name(hello: bytes) -> str | None:

@@ -18,7 +18,13 @@ from coldframe.host.egress.http import (
     refusal,
 )
 from coldframe.host.egress.policy import Verdict
-from coldframe.host.egress.requests import ClientStream, PlainUpstream, TlsUpstream, send_body
+from coldframe.host.egress.requests import (
+    ClientStream,
+    PlainUpstream,
+    TlsUpstream,
+    credentials_for,
+    send_body,
+)
 from coldframe.protocol.network import Credential, EgressDecision, EgressKind
 
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -52,7 +58,7 @@ async def _request(desk: Desk, flow: Flow, stream: ClientStream, head: Head) -> 
     flow.spoken, flow.watched = "http", True
     wanted, path = absolute(head.target)
     length = head.length
-    secrets = desk.engine.credentials(wanted.name or "")
+    secrets = credentials_for(desk, head, wanted.name, wanted.port)
     by_tls = wanted.name is not None and any(one.tls for one in secrets)
     await _reach(desk, flow, wanted, connect=not by_tls)
     drop = hop_fields(head) | {"host"} | {one.header.lower() for one in secrets}

@@ -22,10 +22,13 @@ from coldframe.host.egress.http import (
 )
 from coldframe.protocol.network import Credential
 
-_READ_BYTES = 1 << 18
-_MOST_LINE = 4096
+_READ_BYTES = 1 << 14
+"""What is held of one connection: somebody may have thousands whose other side takes nothing."""
+_MOST_LINE, _MOST_TRAILERS = 4096, 64
 _HEAD_TIMEOUT_S = 30.0
-_TLS_PORT = 443
+_TLS_PORT, CREDENTIALS_PORT = 443, 80
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Those that get a credential: others may have the server repeat what it was told (TRACE)."""
 _UPGRADE = frozenset({"upgrade", "http2-settings"})
 
 
@@ -216,6 +219,7 @@ class RequestCarrier:
     def __init__(
         self, desk: Desk, flow: Flow, beginning: bytes, down: relay.Direction | None
     ) -> None:
+        self._secrets: list[Credential] = []
         flow.spoken = "http"
         self._desk, self._flow, self._down = desk, flow, down
         self._stream = ClientStream(flow.client, beginning)
@@ -281,8 +285,11 @@ class RequestCarrier:
 
     async def _one(self, head: Head, name: str | None) -> bool:
         """Carry one request; True: nothing is left to be done for this connection."""
-        secrets = self._desk.engine.credentials(name) if name else []
+        secrets = credentials_for(self._desk, head, name, self._flow.port)
         first = self._upstream is None
+        if not first and secrets != self._secrets:
+            raise self._desk.refuse(self._flow, "its requests would need different credentials")
+        self._secrets = secrets
         upgrade = head.upgrade == "websocket" and first
         drop = frozenset(one.header.lower() for one in secrets)
         drop |= frozenset() if upgrade else _UPGRADE
@@ -315,29 +322,34 @@ class RequestCarrier:
         await asyncio.gather(up.ended, upstream.down())
 
 
+def credentials_for(desk: Desk, head: Head, name: str | None, port: int) -> list[Credential]:
+    """Return what is added to a request for a host. Raises BadRequestError."""
+    secrets = desk.engine.credentials(name) if name and port == CREDENTIALS_PORT else []
+    if secrets and head.method not in _METHODS:
+        raise BadRequestError(f"{head.method[:20]} could show the credential that is added")
+    return secrets
+
+
 async def send_body(stream: ClientStream, length: int | None, upstream: Upstream) -> None:
     """Carry a request's body. Raises BadRequestError, OSError."""
     if length is not None:
         await _send_exactly(stream, length, upstream)
         return
-    while True:
-        line = await stream.until(b"\r\n", _MOST_LINE)
-        size = _chunk_size(line)
-        assert line is not None
-        await upstream.send(line)
-        if size == 0:
-            break
+    # Written anew: extensions and trailers are where two readers see different ends of a body.
+    while size := _chunk_size(await stream.until(b"\r\n", _MOST_LINE)):
+        await upstream.send(b"%x\r\n" % size)
         await _send_exactly(stream, size, upstream)
-        if (ending := await stream.until(b"\r\n", 2)) != b"\r\n":
+        if await stream.until(b"\r\n", 2) != b"\r\n":
             raise BadRequestError("a chunk has no end")
-        await upstream.send(ending)
-    while True:
+        await upstream.send(b"\r\n")
+    for _ in range(_MOST_TRAILERS):
         line = await stream.until(b"\r\n", _MOST_LINE)
         if line is None:
             raise BadRequestError("its body ends early")
-        await upstream.send(line)
         if line == b"\r\n":
+            await upstream.send(b"0\r\n\r\n")
             return
+    raise BadRequestError("too many trailers")
 
 
 async def _send_exactly(stream: ClientStream, length: int, upstream: Upstream) -> None:

@@ -14,11 +14,13 @@ from coldframe.host.egress.desk import Desk
 from coldframe.host.egress.flows import Flow
 from coldframe.host.egress.openings import MalformedError, Opening, look
 from coldframe.host.egress.policy import Verdict
-from coldframe.host.egress.requests import RequestCarrier
+from coldframe.host.egress.requests import CREDENTIALS_PORT, RequestCarrier
 from coldframe.protocol.network import host_name
 
 _DEADLINE_S = 10.0
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
+_MOST_PIECES = 256
+"""Of a beginning: each is looked at anew, and the event loop is everybody's."""
 
 
 async def carry(desk: Desk, flow: Flow, beginning: bytes = b"") -> None:
@@ -31,7 +33,7 @@ async def carry(desk: Desk, flow: Flow, beginning: bytes = b"") -> None:
         RefusedError, UnreachableError: noted; nothing more is to be said.
         OSError: either side broke.
     """
-    secret = any(desk.engine.credentials(name) for name in flow.names)
+    secret = flow.port == CREDENTIALS_PORT and any(map(desk.engine.credentials, flow.names))
     if not _watched(flow) and not secret:
         await _plainly(desk, flow, beginning)
         return
@@ -93,17 +95,20 @@ async def _opening(desk: Desk, flow: Flow, data: bytes) -> tuple[Opening | None,
             data = await loop.sock_recv(flow.client, _READ_BYTES)
             if not data:
                 return None, b""
+        opening = look(data)
         async with asyncio.timeout(_DEADLINE_S):
-            while (opening := look(data)) is None:
+            for _ in range(_MOST_PIECES):
+                if opening is not None:
+                    break
                 more = await loop.sock_recv(flow.client, _READ_BYTES)
                 data += more
-                if not more:
-                    opening = look(data, whole=True)
-                    break
+                opening = look(data, whole=not more)
     except MalformedError as error:
         raise desk.refuse(flow, str(error)) from None
     except TimeoutError:
         raise desk.refuse(flow, "it did not tell in time which host is meant") from None
+    if opening is None:
+        raise desk.refuse(flow, "it began in too many pieces to tell which host is meant")
     return opening, data
 
 
