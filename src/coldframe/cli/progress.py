@@ -36,7 +36,7 @@ def outcome(trajectory: Trajectory) -> str:
 
 
 class BatchProgress:
-    """Hears a batch (see `rollouts.run.Progress`) and shows it on stderr."""
+    """Hears a batch (see `rollouts.progress.Progress`) and shows it on stderr."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.attempt_view import attempt_text
 from coldframe.cli.progress import BatchProgress, outcome
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
@@ -19,9 +20,8 @@ from coldframe.protocol.errors import InvalidRequestError, RunError
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.run import Batch, RunConfig, RunResult, open_run, ordered
 from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
-from coldframe.trajectories.base import OutputRef
-from coldframe.trajectories.schema import Call, Step, Trajectory
-from coldframe.trajectories.store import BlobStore, StoreError
+from coldframe.rollouts.summary import SCHEMA as SUMMARY_SCHEMA
+from coldframe.trajectories.schema import Trajectory
 
 EXIT_NO_VERDICT = 1
 EXIT_RECOVERED = 3
@@ -186,11 +186,28 @@ def summary_table(summary: dict[str, Any]) -> str:
         f"{totals['passes']} passes in {totals['verdicts']} verdicts, {totals['missing']} missing, "
         f"{totals['attempts']} attempts, {totals['failed_attempts']} failed"
     )
+    lines += [f"{key}: {note}" for key, task in summary["tasks"].items() for note in _notes(task)]
     times = totals["times"]
     names = ("create_s", "model_s", "exec_s", "verify_s", "delete_s")
     parts = " + ".join(f"{name[:-2]} {times[name]:.2f}" for name in names)
     lines.append(f"T_run {times['run_s']:.2f} s = {parts}")
     return "\n".join(lines)
+
+
+def _notes(task: dict[str, Any]) -> list[str]:
+    """Say what casts doubt on a task's verdicts, and how its steps and its egress went."""
+    tamper, egress = task["tamper"], task["egress"]
+    notes = []
+    if tamper["attempts"]:
+        notes.append(f"{tamper['attempts']} attempts tampered with ({tamper['voided']} void)")
+    if tamper["forgeable"]:
+        notes.append(f"{tamper['forgeable']} verdicts that a root survivor could have forged")
+    for name, step in task["steps"].items():
+        mean = _number(step["mean_reward"])
+        notes.append(f"step {name}: {step['verdicts']} verdicts, mean {mean}")
+    if egress:
+        notes.append("egress: " + ", ".join(f"{count} {kind}" for kind, count in egress.items()))
+    return notes
 
 
 def _number(value: float | None) -> str:
@@ -221,12 +238,12 @@ def show(
         if as_json:
             print(found[attempt].model_dump_json())
         else:
-            print(_attempt(found[attempt], RunDirectory(run_directory).blobs, full))
+            print(attempt_text(found[attempt], RunDirectory(run_directory).blobs, full))
         return 0
     directory = RunDirectory(run_directory)
     summary = None
     if (run_directory / "summary.json").is_file():
-        summary = directory.read("summary.json", "coldframe.summary/1")
+        summary = directory.read("summary.json", SUMMARY_SCHEMA)
     if as_json:
         attempts = {str(key): _brief(one) for key, one in ordered(results)}
         print(json.dumps({"config": config, "summary": summary, "attempts": attempts}))
@@ -249,6 +266,21 @@ def _brief(one: Trajectory) -> dict[str, Any]:
         "failure": None if failure is None else failure.model_dump(mode="json"),
         "totals": one.totals.model_dump(mode="json"),
         "times": {**one.times.model_dump(mode="json"), "run_s": one.times.run_s},
+        "phases": [
+            {
+                "name": phase.name,
+                "step": phase.step,
+                "network": list(phase.network),
+                "seconds": phase.ended_at - phase.started_at,
+                "egress": phase.egress.counts,
+            }
+            for phase in one.phases
+        ],
+        "task_steps": [
+            {"name": step.name, "rewards": step.rewards, "steps": step.totals.steps}
+            for step in one.task_steps
+        ],
+        "tamper": [event.model_dump(mode="json") for event in one.tamper],
         "warnings": list(one.warnings),
     }
 
@@ -264,56 +296,3 @@ def _row(key: AttemptKey, one: Trajectory) -> list[str]:
         str(tokens) if known else "-",
         *(f"{value:.2f}" for value in seconds),
     ]
-
-
-def _attempt(one: Trajectory, blobs: BlobStore, full: bool) -> str:
-    identity = one.identity
-    lines = [
-        f"{identity.task.name}  sample {identity.sample}  attempt {identity.attempt}  "
-        f"{identity.harness.name}@{identity.harness.version}",
-        f"outcome: {outcome(one)}",
-        f"termination: {one.termination.value}",
-    ]
-    if one.rewards is not None:
-        lines.append("rewards: " + ", ".join(f"{k} = {v:g}" for k, v in one.rewards.items()))
-    for step in one.steps:
-        lines += ["", *_step(step, blobs, full)]
-    if one.verification is not None:
-        graded = one.verification
-        lines += ["", f"verifier: exit code {graded.exit_code}, reason {graded.reason}"]
-        for output in (graded.stdout, graded.stderr):
-            lines += _text(output, blobs, full)
-    lines += [f"warning: {text}" for text in one.warnings]
-    return "\n".join(render.safe(line) for line in lines)
-
-
-def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
-    lines = [f"step {step.index}  {step.source}  model {step.model_s:.2f} s"]
-    lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]
-    for call in step.calls:
-        command = call.request.get("command") or call.request.get("argv")
-        lines.append(f"  $ {command}")
-        lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s")
-        for output in (call.stdout, call.stderr):
-            lines += _text(output, blobs, full)
-    return lines
-
-
-def _ending(call: Call) -> str:
-    if call.error is not None:
-        return f"{call.outcome.value}: {call.error.message}"
-    if call.reason is None:
-        return call.outcome.value
-    code = call.exit_code if call.exit_code is not None else f"signal {call.signal}"
-    return f"{call.reason.value} {code}"
-
-
-def _text(output: OutputRef | None, blobs: BlobStore, full: bool) -> list[str]:
-    if output is None or output.total_bytes == 0:
-        return []
-    try:
-        lines = blobs.get(output.stored).decode("utf-8", "replace").splitlines()
-    except StoreError as error:
-        return [f"    ! {error}"]
-    shown = lines if full or len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]
-    return [f"    | {line}" for line in shown]

@@ -9,19 +9,18 @@ must not escape its grade by leaving a FIFO where its work belongs.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import mmap
 import os
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import ColdframeError, FileError, PathNotFoundError, Side
-from coldframe.protocol.models import GIB, MIB, FileKind, FileStat
+from coldframe.protocol.models import GIB, FileKind, FileStat
 from coldframe.rollouts.artifacts import CONVENTION
 from coldframe.rollouts.artifacts import Artifact as Declared
+from coldframe.rollouts.sift import NEVER, Sifted, copy, is_in
 from coldframe.trajectories.recorder import Recorder, plain_text
 from coldframe.trajectories.verification import Artifact, Artifacts, RefusedArtifact
 
@@ -34,10 +33,6 @@ MAX_ENTRIES = 100_000
 """In all of them together."""
 LISTED = 1000
 """Entries and refusals that stand in the trajectory itself."""
-NEVER = ("/tests", "/logs/verifier", "/proc", "/sys", "/dev")
-"""Never taken, even where they lie in what is declared: the verifier's own places, the kernel's."""
-_PIECE = MIB
-_BLOCK = 512
 
 
 class ArtifactError(ColdframeError):
@@ -98,7 +93,7 @@ class Cargo:
 
     async def _take(self, sandbox: AsyncSandbox, declared: Declared) -> None:
         source = declared.source
-        if source == "/" or _is_in(source, NEVER):
+        if source == "/" or is_in(source, NEVER):
             self.refuse(source, "no artifact is taken from there")
             return
         try:
@@ -133,7 +128,7 @@ class Cargo:
 
     def _sift(self, declared: Declared, stat: FileStat, raw: Path, out: Path) -> None:
         """Copy what may travel from one archive to another, member by member, as it stands."""
-        sifted = _Sifted(declared, stat.kind is FileKind.DIRECTORY, MAX_ENTRIES - len(self.entries))
+        sifted = Sifted(declared, stat.kind is FileKind.DIRECTORY, MAX_ENTRIES - len(self.entries))
         with raw.open("rb") as source, out.open("wb") as target:
             if not sifted.run(source, target):
                 out.unlink()
@@ -182,7 +177,7 @@ class Cargo:
         holds a known secret is left out, and told.
         """
         for archive in self.archives:
-            if not any(_is_in(one.path, (archive.declared.source,)) for one in self.entries):
+            if not any(is_in(one.path, (archive.declared.source,)) for one in self.entries):
                 continue
             name = f"{archive.declared.target}.tar"
             if _holds_secret(archive.path, self.recorder):
@@ -191,7 +186,7 @@ class Cargo:
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.path.open("rb") as source, path.open("wb") as target:
-                _copy(source, target, 0, archive.path.stat().st_size)
+                copy(source, target, 0, archive.path.stat().st_size)
                 target.flush()
                 os.fsync(target.fileno())
             self.saved.append(name)
@@ -203,10 +198,6 @@ def _holds_secret(path: Path, recorder: Recorder) -> bool:
             return False
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return recorder.redactor.found_in(content)
-
-
-def _is_in(path: str, places: Sequence[str]) -> bool:
-    return any(PurePosixPath(path).is_relative_to(place) for place in places)
 
 
 async def _clear(sandbox: AsyncSandbox, top: str, declared: Declared) -> None:
@@ -234,125 +225,3 @@ async def _clear(sandbox: AsyncSandbox, top: str, declared: Declared) -> None:
         await below(os.fsencode(top), b"")
     else:
         await sandbox.files.remove(top)
-
-
-@dataclass
-class _Sifted:
-    """Reads one archive member by member and decides; nothing is unpacked."""
-
-    declared: Declared
-    directory: bool
-    most: int
-    entries: list[Artifact] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    _files: set[str] = field(default_factory=set)
-
-    def run(self, source: IO[bytes], target: IO[bytes]) -> bool:
-        """Copy what may go on; False if there is too much of it."""
-        for member, start, end in _members(source):
-            if len(self.entries) >= self.most:
-                return False
-            path = self._path(member)
-            if self.directory and self.declared.excludes(member.name):
-                continue
-            reason = self._unfit(member) or ("" if not _is_in(path, NEVER) else "never taken")
-            if reason:
-                self.refused.append((path, reason))
-                continue
-            self.entries.append(self._entry(member, path, source))
-            _copy(source, target, start, end)
-        target.write(bytes(2 * _BLOCK))
-        return True
-
-    def _path(self, member: tarfile.TarInfo) -> str:
-        if not self.directory:
-            return self.declared.source
-        return f"{self.declared.source.rstrip('/')}/{member.name}"
-
-    def _unfit(self, member: tarfile.TarInfo) -> str | None:
-        parts = PurePosixPath(member.name).parts
-        if not parts or member.name.startswith("/") or ".." in parts:
-            return "a name that leads outside"
-        if member.issym():
-            return _leaves(member.linkname, depth=len(parts) - 1)
-        if member.islnk():
-            return None if member.linkname in self._files else "a hard link to what is left out"
-        if not (member.isreg() or member.isdir()):
-            return "neither a regular file, a directory nor a link"
-        return None
-
-    def _entry(self, member: tarfile.TarInfo, path: str, source: IO[bytes]) -> Artifact:
-        extents = _extents(member)
-        digest = None
-        if member.isreg():
-            self._files.add(member.name)
-            digest = _content_digest(member, source)
-        return Artifact(
-            path=plain_text(path),
-            kind=_kind(member),
-            size=member.size if member.isreg() else 0,
-            sha256=digest,
-            sparse=extents is not None,
-        )
-
-
-def _kind(member: tarfile.TarInfo) -> Any:
-    if member.isdir():
-        return "directory"
-    if member.issym():
-        return "link"
-    return "hard_link" if member.islnk() else "file"
-
-
-def _leaves(link: str, *, depth: int) -> str | None:
-    """Say how a link would lead out of the tree that it lies `depth` directories deep in."""
-    parts = [part for part in link.split("/") if part not in {"", "."}]
-    ups = 0
-    while ups < len(parts) and parts[ups] == "..":
-        ups += 1
-    if link.startswith("/") or ups > depth or ".." in parts[ups:]:
-        return f"a link that may lead outside: {link[:200]!r}"
-    return None
-
-
-def _members(source: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, int, int]]:
-    """Yield each member with the bytes that are its headers and content.
-
-    Raises:
-        FileError: it is no archive.
-    """
-    try:
-        with tarfile.open(
-            fileobj=source, mode="r:", encoding="utf-8", errors="surrogateescape"
-        ) as archive:
-            while (member := archive.next()) is not None:
-                yield member, member.offset, cast(Any, archive).offset
-                # The archive remembers every member otherwise.
-                cast(Any, archive).members.clear()
-    except (tarfile.TarError, ValueError, EOFError) as error:
-        raise FileError(f"not a valid archive: {error}") from error
-
-
-def _extents(member: tarfile.TarInfo) -> list[tuple[int, int]] | None:
-    return getattr(member, "sparse", None)
-
-
-def _content_digest(member: tarfile.TarInfo, source: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    extents = _extents(member)
-    length = member.size
-    if extents is not None:
-        digest.update(b"".join(b"%d %d\n" % extent for extent in extents))
-        length = sum(size for _, size in extents)
-    source.seek(member.offset_data)
-    while length > 0 and (piece := source.read(min(_PIECE, length))):
-        digest.update(piece)
-        length -= len(piece)
-    return digest.hexdigest()
-
-
-def _copy(source: IO[bytes], target: IO[bytes], start: int, end: int) -> None:
-    source.seek(start)
-    while start < end and (piece := source.read(min(_PIECE, end - start))):
-        target.write(piece)
-        start += len(piece)

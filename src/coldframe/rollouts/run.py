@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Harness, Limits, ModelSettings
@@ -26,6 +26,7 @@ from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import find_tasks, load_task
 from coldframe.rollouts.phases import first_policy
+from coldframe.rollouts.progress import Progress, Silent
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
 from coldframe.rollouts.task import Task
@@ -82,37 +83,6 @@ class RunConfig:
             "model": model,
             "seed": self.seed,
         }
-
-
-class Progress(Protocol):
-    """Hears how a run goes; draws it or prints it."""
-
-    def begun(self, total: int, done: int) -> None:
-        """So many samples are wanted, so many have their result already."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line: a refused task, a retry."""
-
-    def attempt_begun(self, key: AttemptKey) -> None: ...
-
-    def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
-        """`last`: no retry follows, the sample has its result."""
-
-
-class Silent:
-    """Says nothing."""
-
-    def begun(self, total: int, done: int) -> None:
-        """Say nothing."""
-
-    def note(self, text: str) -> None:
-        """Say nothing."""
-
-    def attempt_begun(self, key: AttemptKey) -> None:
-        """Say nothing."""
-
-    def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
-        """Say nothing."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from coldframe.trajectories.schema import Times, Trajectory, score
+from coldframe.trajectories.schema import TaskStepRecord, Times, Trajectory, score
 
-SCHEMA = "coldframe.summary/1"
+SCHEMA = "coldframe.summary/2"
 
 
 def passed(rewards: dict[str, float], threshold: float) -> bool:
@@ -72,6 +72,8 @@ def summarise(
             "missing": samples * len(tasks) - verdicts,
             "failed_attempts": sum(1 for one in every if one.failure is not None),
             "failures_by_side": _sides(every),
+            "tamper": _tamper(every),
+            "egress": _egress(every),
             "steps": sum(one.totals.steps for one in every),
             "prompt_tokens": _known_sum([one.totals.prompt_tokens for one in every]),
             "completion_tokens": _known_sum([one.totals.completion_tokens for one in every]),
@@ -104,6 +106,9 @@ def _task(attempts: Sequence[Trajectory], samples: int, threshold: float) -> dic
         "mean_by_part": _parts(rewards),
         "pass_at_k": {str(k): pass_at_k(len(verdicts), passes, k) for k in range(1, samples + 1)},
         "failures_by_side": _sides(attempts),
+        "steps": _steps(final_attempts(attempts)),
+        "tamper": _tamper(attempts),
+        "egress": _egress(attempts),
         "terminations": dict(sorted(Counter(one.termination.value for one in attempts).items())),
         "times": _times([one.times for one in attempts]),
     }
@@ -117,6 +122,47 @@ def _parts(rewards: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
         values = [one[name] for one in rewards if name in one]
         parts[name] = {"mean": _mean(values), "verdicts": len(values)}
     return parts
+
+
+def _steps(attempts: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
+    """Return what each step of a task of several came to, in their order."""
+    steps: dict[str, list[TaskStepRecord]] = {}
+    for one in attempts:
+        for step in one.task_steps:
+            steps.setdefault(step.name, []).append(step)
+    return {
+        name: {
+            "runs": len(found),
+            "verdicts": len(rewards := [step.rewards for step in found if step.rewards]),
+            "mean_reward": _mean([score(one) for one in rewards]),
+            "min_reward_missed": sum(step.min_reward_missed for step in found),
+            "completion_tokens": _known_sum([step.totals.completion_tokens for step in found]),
+        }
+        for name, found in steps.items()
+    }
+
+
+def _tamper(attempts: Sequence[Trajectory]) -> dict[str, int]:
+    """Count attempts whose verdict was tampered with, is void for it, or could be forged."""
+    return {
+        "attempts": sum(1 for one in attempts if one.tamper),
+        "voided": sum(1 for one in attempts if any(event.voided for event in one.tamper)),
+        "forgeable": sum(1 for one in attempts if one.rewards and _forgeable(one)),
+    }
+
+
+def _forgeable(one: Trajectory) -> bool:
+    graded = [one.verification, *(step.verification for step in one.task_steps)]
+    return any(each is not None and each.forgeable for each in graded)
+
+
+def _egress(attempts: Sequence[Trajectory]) -> dict[str, int]:
+    """Count decisions of the network by kind, over all phases."""
+    counts: Counter[str] = Counter()
+    for one in attempts:
+        for phase in one.phases:
+            counts.update(phase.egress.counts)
+    return dict(sorted(counts.items()))
 
 
 def _sides(attempts: Iterable[Trajectory]) -> dict[str, dict[str, int]]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from coldframe.rollouts.directory import RunDirectory
 from coldframe.trajectories.store import read_trajectory
 from tests.doubles.model_endpoint import Bash, ModelEndpoint, Reply, Say
 from tests.integration.rollouts.test_attempt import make_task
+from tests.integration.rollouts.test_steps import steps_task
 from tests.unit.rollouts.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("debian_image")]
@@ -93,6 +95,58 @@ def test_rollout_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> Non
     results = RunDirectory(out).results()
     assert len(results) == 6
     assert {key: results[key].identity.trace_id for key in kept} == kept
+
+
+def test_rollout_run_of_several_steps_goes_on_after_a_kill_and_is_shown(tmp_path: Path) -> None:
+    """An attempt that died in its second step is made again from its first."""
+    task = steps_task(
+        tmp_path,
+        one={},
+        two={
+            "solution/solve.sh": "#!/bin/sh\nsleep 0.3; touch /two\n",
+            "tests/test.sh": "#!/bin/sh\nmkdir -p /logs/artifacts; echo >> /tests/test.sh\n"
+            "echo 1 > /logs/verifier/reward.txt\n",
+        },
+    )
+    toml = (task / "task.toml").read_text()
+    out = tmp_path / "out"
+    words = ("rollout", "run", task, "--harness", "oracle", "--samples", 3, "--out", out)
+    with subprocess.Popen(
+        command(*words, "--concurrency", 1), text=True, stderr=subprocess.PIPE
+    ) as process:
+        wait_for(out / "attempts" / "steps-task.0.0" / "trajectory.json", process)
+        process.send_signal(signal.SIGKILL)
+    again = coldframe(*words, "--resume")
+    shown = coldframe("rollout", "show", out, "--attempt", "steps-task.2.0")
+    summary = json.loads((out / "summary.json").read_text())
+
+    assert "[[steps]]" in toml
+    assert again.returncode == 1, again.stderr
+    results = RunDirectory(out).results()
+    assert len(results) == 3
+    assert {one.failure and one.failure.code for one in results.values()} == {"tampered"}
+    assert "task step one  finished  reward = 1" in shown.stdout
+    assert "task step two  finished  failure tampered" in shown.stdout
+    assert "phase agent of two" in shown.stdout
+    assert "tamper: tests_changed: test.sh:" in shown.stdout
+    found = summary["tasks"]["steps-task"]
+    assert found["tamper"] == {"attempts": 3, "voided": 3, "forgeable": 0}
+    assert [step["verdicts"] for step in found["steps"].values()] == [3, 0]
+    assert "3 attempts tampered with (3 void)" in again.stdout
+    assert "step one: 3 verdicts, mean 1" in again.stdout
+
+
+def test_rollout_run_keeps_artifacts_beside_the_trajectory(tmp_path: Path) -> None:
+    """Where a user looks for what the agent made."""
+    task = make_task(tmp_path, solution__solve_sh="#!/bin/sh\necho made > /logs/artifacts/it\n")
+    out = tmp_path / "out"
+    coldframe("rollout", "run", task, "--harness", "oracle", "--out", out)
+
+    kept = out / "attempts" / "one.0.0" / "artifacts" / "logs" / "artifacts.tar"
+    with tarfile.open(kept) as archive:
+        assert archive.getnames() == ["it"]
+    shown = coldframe("rollout", "show", out, "--attempt", "one.0.0")
+    assert "1 artifacts of" in shown.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coldframe.client import AsyncSandboxClient
+from coldframe.rollouts import carry
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import load_task
@@ -252,3 +253,41 @@ async def test_artifacts_are_saved_with_the_attempt_without_secrets(
     assert [one.path for one in found.refused] == ["/srv/b"]
     manifest = BlobStore(tmp_path / "blobs").get(found.manifest).splitlines()
     assert [json.loads(line)["path"] for line in manifest] == ["/srv/a/f", "/srv/b"]
+
+
+async def test_separate_artifacts_beyond_the_bounds_are_refused_and_the_rest_is_judged(
+    run_attempt: RunAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk here is nobody's grade, and an agent must not escape its own by filling it."""
+    monkeypatch.setattr(carry, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(carry, "MAX_ENTRIES", 50)
+    directory = separate_task(
+        tmp_path,
+        "mkdir /srv/large /srv/many /srv/small; head -c 2000000 /dev/urandom > /srv/large/f; "
+        "for i in $(seq 100); do : > /srv/many/$i; done; echo ok > /srv/small/f",
+        f"test ! -e /srv/large && test ! -e /srv/many && test -e /srv/small/f && echo 0 > {REWARD}",
+        '["/srv/large", "/srv/many", "/srv/small"]',
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 0.0}
+    refused = {one.path: one.reason for one in travelled(trajectory).refused}
+    assert "over 1048576 bytes" in refused["/srv/large"]
+    assert "over 50 entries" in refused["/srv/many"]
+
+
+async def test_separate_verifiers_sandbox_is_gone_afterwards_and_cannot_be_reached_before(
+    run_attempt: RunAttempt, native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """A survivor of the agent shares no file, process or socket with what grades it."""
+    directory = separate_task(
+        tmp_path,
+        "mkdir /srv/out; (while :; do echo 1 > /logs/verifier/reward.json; "
+        "pgrep -f test.sh && touch /srv/seen; done > /dev/null 2>&1 &)",
+        f"sleep 0.3; test $(ls /proc | grep -c '^[0-9]') -lt 8 && echo 0 > {REWARD}",
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 0.0}
+    assert await native_async_client.list_sandboxes() == ()
+    assert trajectory.phases[-2].survivors == ()

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from coldframe.harnesses.base import ModelSettings
+from coldframe.rollouts.attribution import may_retry
 from tests.doubles.model_endpoint import Bash, ModelEndpoint, Say
 from tests.integration.rollouts.conftest import RunAttempt
+from tests.integration.rollouts.test_attempt import make_task
 from tests.unit.rollouts.tasks import BASE, write_files
 
 pytestmark = pytest.mark.root
@@ -198,3 +200,42 @@ async def test_steps_of_a_model_are_aligned_with_its_turns(
     assert None not in tokens
     assert sum(filter(None, tokens)) == trajectory.totals.completion_tokens
     assert [one.totals.calls for one in trajectory.task_steps] == [1, 2]
+
+
+async def test_step_that_is_not_healthy_is_a_startup_failure_that_is_not_tried_again(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """An agent that breaks what the next step needs must not get a second chance by it."""
+    check = 'healthcheck = { command = "test -e /well", retries = 2, interval_sec = 0.05 }\n'
+    directory = steps_task(
+        tmp_path,
+        one={"solution/solve.sh": "#!/bin/sh\ntouch /one\n"},
+        two={"toml": check},
+    )
+    first = steps_task(tmp_path / "first", one={"toml": check})
+    trajectory, never = await run_attempt(directory), await run_attempt(first)
+
+    for one, phase in ((trajectory, "step_setup"), (never, "setup")):
+        assert one.failure
+        assert (one.failure.side, one.failure.code) == ("startup", "unhealthy")
+        assert one.failure.phase == phase
+        assert one.rewards is None
+    assert trajectory.failure and never.failure
+    assert (may_retry(trajectory.failure), may_retry(never.failure)) == (False, True)
+    assert [one.rewards for one in trajectory.task_steps] == [{"reward": 1.0}, None]
+    assert trajectory.phases[-1].name == "start"
+    assert trajectory.phases[-1].step == "two"
+
+
+async def test_environment_that_is_not_healthy_is_a_startup_failure(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """No agent is asked to work where its service never came up."""
+    toml = "healthcheck = { command = 'exit 4', retries = 1 }\n"
+    trajectory = await run_attempt(make_task(tmp_path, toml=toml))
+
+    assert trajectory.failure
+    assert (trajectory.failure.code, trajectory.failure.phase) == ("unhealthy", "setup")
+    assert "exit code 4" in trajectory.failure.message
+    assert trajectory.steps == ()
+    assert [one.name for one in trajectory.phases] == ["start"]

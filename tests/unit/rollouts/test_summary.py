@@ -9,8 +9,10 @@ import pytest
 
 from coldframe.protocol.errors import Side
 from coldframe.rollouts.summary import pass_at_k, passed, summarise
+from coldframe.trajectories.phases import Egress, PhaseRecord, TamperEvent
 from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import BlobStore
+from coldframe.trajectories.verification import Verification
 from tests.unit.trajectories.samples import trajectory
 
 
@@ -76,6 +78,26 @@ def test_summary_adds_the_parts_of_t_run(tmp_path: Path) -> None:
     found = summary([trajectory(BlobStore(tmp_path))], samples=1)
 
     assert found["totals"]["times"]["run_s"] == 15.0
+
+
+def test_summary_tells_what_casts_doubt_on_verdicts(tmp_path: Path) -> None:
+    """A mean over verdicts that somebody may have forged must not look like any other."""
+    event = TamperEvent(
+        at=1.0, what="program_changed", path="/bin/sh", before="a", after="b", voided=False
+    )
+    egress = Egress(counts={"tcp.refused": 2, "dns.allowed": 1})
+    phase = PhaseRecord(name="agent", started_at=1.0, ended_at=2.0, egress=egress)
+    doubtful = trajectory(BlobStore(tmp_path)).model_copy(
+        update={
+            "tamper": (event,),
+            "phases": (phase, phase),
+            "verification": Verification(forgeable=True),
+        }
+    )
+    found = summary([doubtful, trajectory(BlobStore(tmp_path), sample=1)])
+
+    assert found["tasks"]["one"]["tamper"] == {"attempts": 1, "voided": 0, "forgeable": 1}
+    assert found["totals"]["egress"] == {"dns.allowed": 2, "tcp.refused": 4}
 
 
 def test_pass_at_k_equals_the_share_of_all_subsets() -> None:

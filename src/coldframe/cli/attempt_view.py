@@ -1,0 +1,116 @@
+"""Show one attempt: its phases, what each step did and printed, how it was graded."""
+
+from __future__ import annotations
+
+from coldframe.cli import render
+from coldframe.cli.progress import outcome
+from coldframe.trajectories.base import OutputRef
+from coldframe.trajectories.phases import PhaseRecord, TamperEvent
+from coldframe.trajectories.schema import Call, Step, TaskStepRecord, Trajectory
+from coldframe.trajectories.store import BlobStore, StoreError
+from coldframe.trajectories.verification import Verification
+
+
+def attempt_text(one: Trajectory, blobs: BlobStore, full: bool) -> str:
+    identity = one.identity
+    lines = [
+        f"{identity.task.name}  sample {identity.sample}  attempt {identity.attempt}  "
+        f"{identity.harness.name}@{identity.harness.version}",
+        f"outcome: {outcome(one)}",
+        f"termination: {one.termination.value}",
+    ]
+    if one.rewards is not None:
+        lines.append("rewards: " + ", ".join(f"{k} = {v:g}" for k, v in one.rewards.items()))
+    lines += ["", *map(_phase, one.phases)]
+    lines += [_tamper(event) for event in one.tamper]
+    begun = {step.first_step: step for step in reversed(one.task_steps)}
+    for step in one.steps:
+        if step.index in begun:
+            lines += ["", _task_step(begun[step.index])]
+        lines += ["", *_step(step, blobs, full)]
+    for name, graded in _verifications(one):
+        lines += ["", *_verification(name, graded, blobs, full)]
+    lines += [f"warning: {text}" for text in one.warnings]
+    return "\n".join(render.safe(line) for line in lines)
+
+
+def _phase(phase: PhaseRecord) -> str:
+    of = "" if phase.step is None else f" of {phase.step}"
+    network = ", ".join(phase.network) or "no network"
+    text = f"phase {phase.name}{of}  {phase.ended_at - phase.started_at:.2f} s  {network}"
+    if phase.user is not None:
+        text += f"  as {phase.user}"
+    for word, processes in (("killed", phase.killed), ("lived on", phase.survivors)):
+        if processes:
+            text += f"  {word}: " + ", ".join(f"{one.name} ({one.pid})" for one in processes)
+    egress = phase.egress
+    if egress.counts:
+        text += "  egress: " + ", ".join(f"{count} {kind}" for kind, count in egress.counts.items())
+    if egress.left_out or egress.lost:
+        text += f" ({egress.left_out} not kept, {egress.lost} lost)"
+    return text
+
+
+def _tamper(event: TamperEvent) -> str:
+    void = "the verdict is void" if event.voided else "the verdict stands"
+    return f"tamper: {event.what}: {event.path}: {event.before} -> {event.after}; {void}"
+
+
+def _task_step(step: TaskStepRecord) -> str:
+    if step.rewards is not None:
+        end = ", ".join(f"{name} = {value:g}" for name, value in step.rewards.items())
+    else:
+        end = "no verdict" if step.failure is None else f"failure {step.failure.code}"
+    stopped = "  below min_reward: the last" if step.min_reward_missed else ""
+    return f"task step {step.name}  {step.termination.value}  {end}{stopped}"
+
+
+def _verifications(one: Trajectory) -> list[tuple[str, Verification]]:
+    found = [("", one.verification)] + [(step.name, step.verification) for step in one.task_steps]
+    return [(name, graded) for name, graded in found if graded is not None]
+
+
+def _verification(name: str, graded: Verification, blobs: BlobStore, full: bool) -> list[str]:
+    of = f" of {name}" if name else ""
+    lines = [f"verifier{of} ({graded.mode}): exit code {graded.exit_code}, reason {graded.reason}"]
+    if graded.forgeable:
+        lines.append("  something of a root agent's lived meanwhile and could have forged it")
+    artifacts = graded.artifacts
+    if artifacts is not None and (artifacts.count or artifacts.refused):
+        lines.append(f"  {artifacts.count} artifacts of {artifacts.bytes} bytes")
+        lines += [f"  without {one.path}: {one.reason}" for one in artifacts.refused]
+    for output in (graded.stdout, graded.stderr):
+        lines += _text(output, blobs, full)
+    return lines
+
+
+def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
+    lines = [f"step {step.index}  {step.source}  model {step.model_s:.2f} s"]
+    lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]
+    for call in step.calls:
+        command = call.request.get("command") or call.request.get("argv")
+        lines.append(f"  $ {command}")
+        lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s")
+        for output in (call.stdout, call.stderr):
+            lines += _text(output, blobs, full)
+    return lines
+
+
+def _ending(call: Call) -> str:
+    if call.error is not None:
+        return f"{call.outcome.value}: {call.error.message}"
+    if call.reason is None:
+        return call.outcome.value
+    code = call.exit_code if call.exit_code is not None else f"signal {call.signal}"
+    return f"{call.reason.value} {code}"
+
+
+def _text(output: OutputRef | None, blobs: BlobStore, full: bool) -> list[str]:
+    if output is None or output.total_bytes == 0:
+        return []
+    try:
+        lines = blobs.get(output.stored).decode("utf-8", "replace").splitlines()
+    except StoreError as error:
+        return [f"    ! {error}"]
+    shown = lines if full or len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]
+    return [f"    | {line}" for line in shown]
