@@ -1,34 +1,20 @@
 /* One command from EXEC to the last of its processes. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/fsuid.h>
-#include <sys/ioctl.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
-#include <sys/vfs.h>
 #include <sys/wait.h>
-#include <termios.h>
 #include <time.h>
 
 #include "kernel.h"
 #include "spawner.h"
 
 #define BUCKETS 1024u
-#define DEVPTS_MAGIC 0x1cd1
-#define DEATH_TRIES 200u
-/* Of one sandbox, running or with leftovers; and how many descriptors each may take. */
-#define EXECS_MAX 1024u
-#define EXECS_ALWAYS 64u
-#define EXEC_FILES 4u
-#ifndef TIOCGPTPEER
-#define TIOCGPTPEER _IO('T', 0x41)
-#endif
+#define DEATH_TRIES 100u
+#define DYING_TRIES 40u
+#define KILL_TRIES 8u
 
 static struct exec *table[BUCKETS];
 static struct exec *dead;
@@ -46,7 +32,7 @@ struct exec *exec_of_pid(struct sandbox *sandbox, pid_t pid)
 {
 	struct exec *exec = sandbox->execs;
 
-	while (exec && (exec->ended || exec->pid != pid))
+	while (exec && (exec->leader_gone || pid != (exec->launch ? launch_pid(exec->launch) : exec->pid)))
 		exec = exec->sibling;
 	return exec;
 }
@@ -60,6 +46,22 @@ static void list(struct exec *exec)
 	exec->listed = true;
 	exec->sandbox->exec_count++;
 	worker.execs++;
+}
+
+/* For a while: what resists to be killed shall not gain processor time by that. */
+static bool is_dying(const struct exec *exec)
+{
+	return exec->killed && (!exec->ended || (!exec->cgroup_gone && exec->tries < DYING_TRIES));
+}
+
+static void slow_down(struct sandbox *sandbox)
+{
+	if (!sandbox->hastened || sandbox->state != SANDBOX_LIVE)
+		return;
+	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
+		if (is_dying(exec))
+			return;
+	cgroup_slow_down(sandbox);
 }
 
 static void answer_progress(struct exec *exec, uint64_t request);
@@ -80,6 +82,7 @@ static void forget(struct exec *exec)
 	exec->listed = false;
 	exec->sandbox->exec_count--;
 	worker.execs--;
+	slow_down(exec->sandbox);
 	timer_cancel(&exec->timer);
 	stream_close(&exec->out);
 	stream_close(&exec->err);
@@ -255,11 +258,12 @@ static void keep_leftovers(struct exec *exec)
 
 static void conclude(struct exec *exec)
 {
-	uint64_t now_ooms = cgroup_ooms(exec->sandbox);
+	struct sandbox *sandbox = exec->sandbox;
+	uint64_t now_ooms = cgroup_ooms(sandbox);
 	uint64_t ooms = now_ooms - exec->ooms_before;
 	struct usage used = exec->usage;
 
-	exec->sandbox->ooms_seen = now_ooms;
+	sandbox->ooms_seen = now_ooms;
 	timer_cancel(&exec->timer);
 	stream_drain(&exec->out);
 	stream_drain(&exec->err);
@@ -270,12 +274,11 @@ static void conclude(struct exec *exec)
 	answer_end(exec, exec->status, why(exec, exec->status, ooms), ooms, &used);
 	tell_watchers(exec);
 	if (exec->cgroup_gone) {
-		struct sandbox *sandbox = exec->sandbox;
-
 		forget(exec);
 		sandbox_kill_progress(sandbox);
 	} else {
 		keep_leftovers(exec);
+		slow_down(sandbox);
 	}
 }
 
@@ -295,6 +298,8 @@ void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
 	exec->pid = 0; /* another's from now on */
 	exec->status = status;
 	exec->usage = *usage;
+	if (exec->launch)
+		return; /* its end comes first */
 	exec->tries = 0;
 	conclude_when_dead(exec);
 }
@@ -304,6 +309,15 @@ void exec_sandbox_gone(struct exec *exec)
 	static const struct usage unknown;
 	uint64_t ooms = cgroup_ooms(exec->sandbox) - exec->ooms_before;
 
+	if (exec->launch) {
+		bool born = launch_pid(exec->launch) > 0;
+
+		exec_unlaunch(exec);
+		if (!born) {
+			exec_failed(exec, ESRCH, "sandbox", "it is gone");
+			return;
+		}
+	}
 	if (!exec->ended) {
 		stream_drain(&exec->out);
 		stream_drain(&exec->err);
@@ -327,6 +341,7 @@ void exec_check_cgroup(struct exec *exec)
 		if (exec->killed || exec->watch < 0 || exec->tries < 10)
 			timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) +
 							(exec->tries++ < 20 ? 2 : 100) * NS_PER_MS);
+		slow_down(exec->sandbox);
 		return;
 	}
 	exec->cgroup_gone = true;
@@ -338,27 +353,40 @@ void exec_check_cgroup(struct exec *exec)
 
 /*
  * All of it has been killed, yet pid 1 has not heard of the leader: a tracer in the sandbox
- * holds its exit back. Its cgroup says that nothing of it runs any more.
+ * holds its exit back. Its cgroup may say that nothing of it runs any more; if not, it is killed
+ * once more, and what resists that for long is left behind: the sandbox's end takes it along.
  */
 static void check_killed(struct exec *exec)
 {
 	static const struct usage unknown;
+	bool running = cgroup_exec_populated(exec);
 
-	if (!cgroup_exec_populated(exec) && exec->tries++ >= 3) {
+	exec->tries++;
+	if (exec->tries > KILL_TRIES || (!running && exec->tries > 3)) {
 		exec_leader_ended(exec, SIGKILL, &unknown);
 		return;
 	}
-	timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) + 50 * NS_PER_MS);
+	if (running)
+		cgroup_exec_kill(exec);
+	timer_set(&exec->timer,
+		  clock_ns(CLOCK_MONOTONIC) + (running ? 50u * exec->tries : 50u) * NS_PER_MS);
 }
 
 void exec_kill(struct exec *exec, enum reason cause)
 {
+	if (exec->queued) {
+		exec_unlaunch(exec);
+		exec_failed(exec, ECANCELED, "launch", "it was killed before its turn came");
+		return;
+	}
 	if (!exec->killed)
 		exec->cause = cause;
 	exec->killed = true;
 	exec->tries = 0;
-	if (!exec->cgroup_gone)
+	if (!exec->cgroup_gone) {
+		cgroup_hasten(exec->sandbox);
 		cgroup_exec_kill(exec);
+	}
 	timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) + (exec->ended ? 1 : 50) * NS_PER_MS);
 }
 
@@ -368,6 +396,8 @@ static void timer_fired(struct timer *timer)
 
 	if (exec->ended)
 		exec_check_cgroup(exec);
+	else if (exec->launch)
+		exec_overdue(exec);
 	else if (exec->leader_gone)
 		conclude_when_dead(exec);
 	else if (exec->killed)
@@ -388,222 +418,69 @@ void exec_cgroup_event(int watch)
 
 /* --- the start ----------------------------------------------------------------------- */
 
-/* Both ends of a terminal of the sandbox's own, reached by descriptor. */
-static int open_terminal(const struct exec_spec *spec, int *master, int *slave)
-{
-	struct sandbox *sandbox = spec->sandbox;
-	struct winsize size = {.ws_row = spec->rows, .ws_col = spec->cols};
-	struct statfs fs;
-	int unlock = 0;
-	int error = 0;
-
-	/* The terminal belongs to whom it is opened by. */
-	setfsgid(sandbox->id_base + 5);
-	setfsuid(sandbox->id_base + spec->uid);
-	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	*master = sys_openat2(sandbox->root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC,
-			      RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS);
-	if (*master < 0)
-		error = -errno;
-	else if (fstatfs(*master, &fs) < 0 || fs.f_type != DEVPTS_MAGIC)
-		error = -EPERM;
-	else if (ioctl(*master, TIOCSPTLCK, &unlock) < 0 ||
-		 ioctl(*master, TIOCSWINSZ, &size) < 0 ||
-		 (*slave = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
-		error = -errno;
-	setfsuid(0);
-	setfsgid(0);
-	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	return error;
-}
-
-/* A pipe that the command may open again by name: it belongs to the command's user. */
-static int open_pipe(const struct exec_spec *spec, int *ours, int *theirs)
-{
-	int ends[2];
-
-	if (pipe2(ends, O_CLOEXEC) < 0)
-		return -errno;
-	*ours = ends[0];
-	*theirs = ends[1];
-	if (fcntl(*ours, F_SETFL, O_NONBLOCK) < 0 ||
-	    fchown(*theirs, spec->sandbox->id_base + spec->uid, spec->sandbox->id_base + spec->gid) < 0)
-		return -errno;
-	return 0;
-}
-
-struct ends {
-	int out, err; /* ours */
-	int slot_out, slot_err; /* the command's */
-};
-
-static int open_streams(const struct exec_spec *spec, struct ends *ends)
-{
-	int error;
-
-	if (spec->flags & EXEC_FLAG_PTY) {
-		error = open_terminal(spec, &ends->out, &ends->slot_out);
-		if (!error && fcntl(ends->out, F_SETFL, O_NONBLOCK) < 0)
-			error = -errno;
-		return error;
-	}
-	error = open_pipe(spec, &ends->out, &ends->slot_out);
-	if (error || spec->flags & EXEC_FLAG_MERGE_STDERR)
-		return error;
-	return open_pipe(spec, &ends->err, &ends->slot_err);
-}
-
-static int fill_slots(const struct exec_spec *spec, const struct ends *ends)
-{
-	int err = ends->slot_err >= 0 ? ends->slot_err : ends->slot_out;
-	int error = slot_put(ends->slot_out, SLOT_OUT);
-
-	error = error ? error : slot_put(err, SLOT_ERR);
-	error = error ? error : slot_put(spec->sandbox->pidfd, SLOT_PIDFD);
-	if (!error && spec->in >= 0) {
-		struct stat st;
-
-		/* So that /dev/stdin can be opened by name. */
-		if (fstat(spec->in, &st) == 0 && S_ISFIFO(st.st_mode))
-			(void)!fchown(spec->in, spec->sandbox->id_base + spec->uid,
-				      spec->sandbox->id_base + spec->gid);
-		error = slot_put(spec->in, SLOT_IN);
-	}
-	for (size_t i = 0; i < spec->extra_count && !error; i++)
-		error = slot_put(spec->extra[i].fd, SLOT_EXTRA + (enum slot)i);
-	return error;
-}
-
-static void clear_slots(const struct exec_spec *spec)
-{
-	slot_clear(SLOT_OUT);
-	slot_clear(SLOT_ERR);
-	slot_clear(SLOT_PIDFD);
-	if (spec->in >= 0)
-		slot_clear(SLOT_IN);
-	for (size_t i = 0; i < spec->extra_count; i++)
-		slot_clear(SLOT_EXTRA + (enum slot)i);
-}
-
-/* The command runs: from here on the exec has an end of its own. */
-static void started(struct exec *exec, const struct exec_spec *spec, struct ends *ends)
-{
-	list(exec);
-	if (stream_open(&exec->out, exec, ends->out) < 0 ||
-	    stream_open(&exec->err, exec, ends->err) < 0)
-		exec_kill(exec, REASON_INFRASTRUCTURE);
-	else if (spec->deadline_ns)
-		timer_set(&exec->timer, exec->began_ns + spec->deadline_ns);
-	if (spec->flags & EXEC_FLAG_STARTED) {
-		struct builder *b = answer_begin(TYPE_STARTED, exec->request);
-		pid_t host = inspect_host_pid(exec->sandbox, exec);
-		uint64_t numbers[] = {(uint64_t)host, (uint64_t)exec->pid};
-
-		build_u64s(b, TAG_STARTED_NUMBERS, numbers, ARRAY_LEN(numbers));
-		if (spec->flags & EXEC_FLAG_PTY)
-			build_fd(b, TAG_PTY_FD, exec->out.fd);
-		answer_send(b);
-	}
-	ends->out = ends->err = -1;
-}
-
-static int try_start(struct exec *exec, const struct exec_spec *spec, struct ends *ends,
-		     const char **stage)
-{
-	auto_close int cgroup = -1;
-	int error;
-
-	*stage = "output";
-	error = open_streams(spec, ends);
-	if (error)
-		return error;
-	*stage = "cgroup";
-	cgroup = cgroup_exec_create(exec);
-	if (cgroup < 0)
-		return cgroup;
-	*stage = "descriptors";
-	error = fill_slots(spec, ends);
-	if (!error) {
-		exec->began_ns = clock_ns(CLOCK_MONOTONIC);
-		exec->began_real_ns = clock_ns(CLOCK_REALTIME);
-		exec->pid = launch(spec, cgroup, stage);
-		error = exec->pid < 0 ? exec->pid : 0;
-	}
-	clear_slots(spec);
-	if (error)
-		cgroup_exec_remove(exec);
-	return error;
-}
-
-/* Whether one more could take the descriptors that other sandboxes need. */
-static bool too_many(const struct sandbox *sandbox)
-{
-	uint64_t quarter = worker.files / 4 / EXEC_FILES;
-	uint64_t most = quarter < EXECS_MAX ? quarter : EXECS_MAX;
-	uint64_t always = most / 4 < EXECS_ALWAYS ? most / 4 : EXECS_ALWAYS;
-
-	if (sandbox->exec_count >= most)
-		return true;
-	return sandbox->exec_count >= always && worker.execs * EXEC_FILES > worker.files / 2;
-}
-
-static struct exec *new_exec(const struct exec_spec *spec)
+struct exec *exec_new(const struct exec_spec *spec)
 {
 	struct exec *exec = calloc(1, sizeof(*exec));
 
-	if (!exec || timers_reserve() < 0) {
+	if (exec && timers_reserve() == 0)
+		exec->launch = launch_new(spec, exec);
+	if (!exec || !exec->launch) {
 		free(exec);
 		return NULL;
 	}
 	exec->sandbox = spec->sandbox;
 	exec->id = spec->id;
 	exec->request = spec->request;
+	exec->pty = spec->flags & EXEC_FLAG_PTY;
 	exec->watch = -1;
 	exec->out.fd = exec->out.spool = exec->err.fd = exec->err.spool = -1;
 	exec->spool_bytes = spec->spool_bytes < SPOOL_MIN ? SPOOL_MIN : spec->spool_bytes;
 	exec->inline_bytes = spec->inline_bytes < INLINE_MAX ? spec->inline_bytes : INLINE_MAX;
 	exec->kill_bytes = spec->kill_bytes;
+	exec->out.exec = exec->err.exec = exec;
 	exec->timer.fire = timer_fired;
+	exec->began_ns = clock_ns(CLOCK_MONOTONIC);
+	exec->began_real_ns = clock_ns(CLOCK_REALTIME);
+	exec->deadline = spec->deadline_ns ? exec->began_ns + spec->deadline_ns : 0;
+	exec->ooms_before = cgroup_ooms(exec->sandbox);
+	list(exec);
 	return exec;
 }
 
-void exec_start(const struct exec_spec *spec)
+static void tell_started(struct exec *exec)
 {
-	struct ends ends = {-1, -1, -1, -1};
-	const char *stage = "memory";
-	struct exec *exec;
-	int error;
+	struct builder *b = answer_begin(TYPE_STARTED, exec->request);
+	pid_t host = inspect_host_pid(exec->sandbox, exec);
+	uint64_t numbers[] = {(uint64_t)host, (uint64_t)exec->pid};
 
-	if (spec->sandbox->state != SANDBOX_LIVE) {
-		answer_error(spec->request, ESRCH, "sandbox", "it is gone");
-		return;
+	build_u64s(b, TAG_STARTED_NUMBERS, numbers, ARRAY_LEN(numbers));
+	if (exec->pty)
+		build_fd(b, TAG_PTY_FD, exec->out.fd);
+	answer_send(b);
+}
+
+void exec_started(struct exec *exec, pid_t pid, bool tell)
+{
+	exec->pid = pid;
+	exec->tries = 0;
+	if (tell)
+		tell_started(exec);
+	if (exec->leader_gone) {
+		exec_leader_ended(exec, exec->status, &exec->usage);
+	} else if (!exec->killed) {
+		timer_cancel(&exec->timer);
+		if (exec->deadline)
+			timer_set(&exec->timer, exec->deadline);
 	}
-	if (exec_find(spec->id)) {
-		answer_error(spec->request, EEXIST, "exec", "this id is in use");
-		return;
-	}
-	if (too_many(spec->sandbox)) {
-		answer_error(spec->request, EAGAIN, "execs",
-			     "too many commands of this sandbox run or have left processes; end some");
-		return;
-	}
-	exec = new_exec(spec);
-	if (!exec) {
-		answer_error(spec->request, ENOMEM, stage, "");
-		return;
-	}
-	exec->ooms_before = cgroup_ooms(spec->sandbox);
-	error = try_start(exec, spec, &ends, &stage);
-	if (!error)
-		started(exec, spec, &ends);
-	else
-		answer_error(spec->request, -error, stage, "");
-	if (error)
-		free(exec);
-	close_quietly(&ends.out);
-	close_quietly(&ends.err);
-	close_quietly(&ends.slot_out);
-	close_quietly(&ends.slot_err);
+}
+
+/* What there is of its cgroup may take a moment to be empty. */
+void exec_failed(struct exec *exec, int error, const char *stage, const char *message)
+{
+	answer_error(exec->request, error, stage, message);
+	exec->ended = exec->forgotten = true;
+	exec->tries = 0;
+	exec_check_cgroup(exec);
 }
 
 /* --- requests about one -------------------------------------------------------------- */
@@ -637,8 +514,10 @@ void exec_watch(struct exec *exec, uint64_t request, uint64_t seen_out, uint64_t
 
 void exec_mark(struct exec *exec, uint64_t request)
 {
-	stream_drain(&exec->out);
-	stream_drain(&exec->err);
+	if (!exec->queued) {
+		stream_drain(&exec->out);
+		stream_drain(&exec->err);
+	}
 	answer_progress(exec, request);
 	exec_progress(exec);
 }
@@ -674,7 +553,12 @@ void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope sco
 	if (scope == SCOPE_TREE && signum == SIGKILL) {
 		cgroup_exec_name(exec, "", name, sizeof(name));
 		reached = cgroup_pids(exec->sandbox, name, NULL, NULL);
-		cgroup_exec_kill(exec);
+		if (exec->ended)
+			cgroup_exec_kill(exec);
+		else
+			exec_kill(exec, REASON_SIGNAL);
+	} else if (exec->launch) {
+		reached = 0; /* what is there is not yet the command */
 	} else {
 		reached = inspect_signal(exec, signum, scope);
 	}

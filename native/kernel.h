@@ -93,6 +93,44 @@ static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_
 }
 
 /*
+ * System calls that return -errno and leave errno alone: helpers share it, as all our memory,
+ * with the worker and with each other.
+ */
+static inline long raw_syscall(long number, long a, long b, long c, long d, long e)
+{
+#if defined(__x86_64__)
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	long result;
+
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+			 : "rcx", "r11", "memory");
+	return result;
+#elif defined(__aarch64__)
+	register long x8 __asm__("x8") = number;
+	register long x0 __asm__("x0") = a;
+	register long x1 __asm__("x1") = b;
+	register long x2 __asm__("x2") = c;
+	register long x3 __asm__("x3") = d;
+	register long x4 __asm__("x4") = e;
+
+	__asm__ volatile("svc #0"
+			 : "+r"(x0)
+			 : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+			 : "memory", "cc");
+	return x0;
+#else
+#error "only x86-64 and aarch64 are supported"
+#endif
+}
+
+#define raw_padded(number, a, b, c, d, e, ...)                                                     \
+	raw_syscall(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e))
+#define raw(name, ...) raw_padded(SYS_##name, ##__VA_ARGS__, 0, 0, 0, 0, 0, 0)
+
+/*
  * For functions that end in execve on a stack that will be used again: what the sanitizer noted of
  * their frames would never be taken back.
  */

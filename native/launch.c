@@ -1,310 +1,107 @@
 /*
- * Start a command in a sandbox, through three processes that share our memory and run while
- * we wait:
+ * Start a command in a sandbox, through three processes that share our memory:
  *
  *   joiner   closes all that is ours, then joins the namespaces of pid 1 but for the user's
  *   inner    the first process born inside: its children's orphans go to the sandbox's pid 1
  *   command  sets itself up, joins the user namespace, and executes
  *
- * As long as they are not of the sandbox's user namespace, nobody in it can signal them: neither
- * a SIGKILL to everything, which would make us go on while the command still uses our memory,
- * nor a SIGSTOP, which would make us wait. For the rest of the way: watchdog.h.
+ * Each waits for the next one in vfork. We do not: from the moment on that the joiner has its own
+ * table of descriptors the launch goes on beside us, for as long as the sandbox makes it take.
+ * Each touches only its own struct launch and stacks, and no function that sets errno.
  *
- * When the joiner returns, the command is pid 1's child. All of them are in vfork relative to
- * their parents, so that the OOM killer never takes one, and us with it, for its memory.
+ * As long as they are not of the sandbox's user namespace, nobody in it can signal them: neither
+ * a SIGKILL to everything, after which the command would still use memory that we use again, nor
+ * a SIGSTOP. Only the command ever is, for the last of its way; and only it enters the limits of
+ * memory and processor: the others are never throttled, and never the OOM killer's choice, nor is
+ * it while it is in vfork, as we would have to die with it for its memory.
+ *
+ * When the joiner has ended, the command is pid 1's child.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 
 #include "kernel.h"
-#include "seccomp.h"
-#include "spawner.h"
-#include "watchdog.h"
+#include "launch.h"
 
-#define CAP(name) (1u << (name))
-/*
- * Above what a command may ask for, and below 64: a table that grows while it is shared (the father
- * waits in vfork) costs a grace period, 10 ms and more.
- */
-#define UNBORN_TRIES 20u
-#define HIGH_FD 48
-_Static_assert(EXTRA_TARGET_MAX < HIGH_FD && HIGH_FD + EXTRA_MAX + 1 < 64, "descriptors collide");
-
-/* What a container's root usually has. */
-#define USUAL_CAPS                                                                                 \
-	(CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE) | CAP(CAP_FOWNER) | CAP(CAP_FSETID) |               \
-	 CAP(CAP_KILL) | CAP(CAP_SETGID) | CAP(CAP_SETUID) | CAP(CAP_SETPCAP) |                     \
-	 CAP(CAP_NET_BIND_SERVICE) | CAP(CAP_NET_RAW) | CAP(CAP_SYS_CHROOT) | CAP(CAP_MKNOD) |      \
-	 CAP(CAP_AUDIT_WRITE) | CAP(CAP_SETFCAP))
-
+#define STACK_SIZE (64u << 10)
+#define SPARES_MAX 64u
 #define OTHER_NAMESPACES                                                                             \
-	(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS |  \
-	 CLONE_NEWCGROUP)
+	(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
 
-struct launch {
-	const struct exec_spec *spec;
-	const char *path; /* the exec's own PATH */
-	int error;
-	const char *stage;
-	pid_t pid; /* written by the kernel, before the command runs */
-	uint32_t running; /* cleared by the kernel, when the command has left our memory */
-	bool pty;
-};
-
-static uint8_t joiner_stack[64 << 10] __attribute__((aligned(16)));
-static uint8_t inner_stack[64 << 10] __attribute__((aligned(16)));
-static uint8_t command_stack[64 << 10] __attribute__((aligned(16)));
-
-static int failed(struct launch *launch, const char *stage, int error)
-{
-	launch->stage = stage;
-	launch->error = error;
-	return 1;
-}
-
-/* --- command ------------------------------------------------------------------------- */
-
-/* The sandbox's own /dev/null, or the end of an empty pipe if it has put something else there. */
-static int open_null(void)
-{
-	auto_close int fd = open("/dev/null", O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
-	struct stat st;
-	int ends[2], result;
-
-	if (fd >= 0 && fstat(fd, &st) == 0 && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3)) {
-		if (fcntl(fd, F_SETFL, 0) < 0)
-			return -errno;
-		result = fd;
-		fd = -1;
-		return result;
-	}
-	if (pipe2(ends, O_CLOEXEC) < 0)
-		return -errno;
-	close(ends[1]);
-	return ends[0];
-}
-
-/* Everything in its final place; whatever else is open gets closed, but for `pidfd`. */
-static int arrange_descriptors(const struct launch *launch, int *pidfd)
-{
-	const struct exec_spec *spec = launch->spec;
-	int high[EXTRA_MAX];
-	int last = 2;
-
-	for (size_t i = 0; i < spec->extra_count; i++) {
-		high[i] = fcntl(SLOT_EXTRA + (int)i, F_DUPFD_CLOEXEC, HIGH_FD);
-		if (high[i] < 0)
-			return -errno;
-	}
-	if (!launch->pty && spec->in < 0) {
-		int null = open_null();
-
-		if (null < 0 || (null != 0 && dup2(null, 0) < 0))
-			return -errno;
-		if (null > 2)
-			close(null);
-	} else if (dup2(launch->pty ? SLOT_OUT : SLOT_IN, 0) < 0) {
-		return -errno;
-	}
-	if (dup2(SLOT_OUT, 1) < 0 || dup2(launch->pty ? SLOT_OUT : SLOT_ERR, 2) < 0)
-		return -errno;
-	/* The last of ours: it leads to the sandbox's own pid 1. */
-	*pidfd = fcntl(SLOT_PIDFD, F_DUPFD_CLOEXEC, HIGH_FD);
-	if (*pidfd < 0)
-		return -errno;
-	/* In the order of their numbers, so that the gaps between them can be closed. */
-	for (int target = 3; target < HIGH_FD; target++)
-		for (size_t i = 0; i < spec->extra_count; i++) {
-			if (spec->extra[i].target != target)
-				continue;
-			if (target > last + 1)
-				sys_close_range((unsigned)last + 1, (unsigned)target - 1, 0);
-			if (dup2(high[i], target) < 0)
-				return -errno;
-			last = target;
-		}
-	for (size_t i = 0; i < spec->extra_count; i++)
-		close(high[i]);
-	return sys_close_range((unsigned)last + 1, HIGH_FD - 1, 0) < 0 ? -errno : 0;
-}
-
-/* From here on the sandbox's root has power over us. */
-static int join_user_namespace(int pidfd)
-{
-	if (setns(pidfd, CLONE_NEWUSER) < 0)
-		return -errno;
-	/* A change of identity may have undone this. */
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return -errno;
-	return close(pidfd) < 0 ? -errno : 0;
-}
-
-static int drop_capabilities(bool root)
-{
-	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[2] = {{0}, {0}};
-
-	if (root)
-		data[0].effective = data[0].permitted = USUAL_CAPS;
-	return syscall(SYS_capset, &header, data) < 0 ? -errno : 0;
-}
-
-static int limit_bounding_set(void)
-{
-	for (unsigned long cap = 0; cap < 64; cap++) {
-		if (cap < 32 && USUAL_CAPS & 1u << cap)
-			continue;
-		/* EINVAL: the kernel knows no capability of that number or above. */
-		if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0)
-			return errno == EINVAL ? 0 : -errno;
-	}
-	return 0;
-}
-
-static int take_identity(const struct exec_spec *spec)
-{
-	int error;
-	bool no_new_privs = spec->sandbox->no_new_privs || spec->flags & EXEC_FLAG_NO_NEW_PRIVS;
-
-	/* Not the libc's: those would ask every thread, and tell our parent's memory. */
-	if (syscall(SYS_setgroups, spec->group_count, spec->groups) < 0 ||
-	    syscall(SYS_setresgid, spec->gid, spec->gid, spec->gid) < 0)
-		return -errno;
-	error = limit_bounding_set();
-	if (error)
-		return error;
-	if (no_new_privs && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		return -errno;
-	error = seccomp_install();
-	if (error)
-		return error;
-	if (syscall(SYS_setresuid, spec->uid, spec->uid, spec->uid) < 0)
-		return -errno;
-	return drop_capabilities(spec->uid == 0);
-}
-
-/* Try one file. Only returns when it cannot be executed. */
-NEVER_RETURNS static int try_execute(struct launch *launch, const char *file)
-{
-	int error;
-
-	execve(file, launch->spec->argv, launch->spec->env);
-	error = -errno;
-	/* The file is there, its interpreter or loader is not. */
-	if (error == -ENOENT && faccessat(AT_FDCWD, file, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-		launch->stage = "interpreter";
-	return error;
-}
-
-NEVER_RETURNS static int execute(struct launch *launch)
-{
-	const char *name = launch->spec->argv[0];
-	const char *at = launch->path;
-	size_t len = strlen(name);
-	char file[4096];
-	int error = -ENOENT;
-
-	launch->stage = "program";
-	if (strchr(name, '/')) {
-		error = try_execute(launch, name);
-		return failed(launch, launch->stage, error);
-	}
-	while (len && at) {
-		const char *end = strchrnul(at, ':');
-		size_t dir = (size_t)(end - at);
-
-		if (dir + len + 2 <= sizeof(file)) {
-			int one;
-
-			memcpy(file, dir ? at : ".", dir ? dir : 1);
-			dir = dir ? dir : 1;
-			file[dir] = '/';
-			memcpy(file + dir + 1, name, len + 1);
-			one = try_execute(launch, file);
-			if (one != -ENOENT && one != -ENOTDIR && one != -EACCES)
-				return failed(launch, launch->stage, one);
-			/* The search goes on; EACCES is what is told if nothing better is found. */
-			if (one == -EACCES || strcmp(launch->stage, "interpreter") == 0)
-				error = one;
-		}
-		at = *end ? end + 1 : NULL;
-	}
-	return failed(launch, launch->stage, error);
-}
-
-NEVER_RETURNS static int command(void *context)
-{
-	struct launch *launch = context;
-	const struct exec_spec *spec = launch->spec;
-	struct rlimit no_core = {0, 0};
-	sigset_t none;
-	int error, pidfd = -1;
-
-	if (setsid() < 0)
-		return failed(launch, "session", -errno);
-	error = arrange_descriptors(launch, &pidfd);
-	if (error)
-		return failed(launch, "descriptors", error);
-	if (launch->pty && ioctl(0, TIOCSCTTY, 0) < 0)
-		return failed(launch, "terminal", -errno);
-	umask(spec->mask);
-	if (setrlimit(RLIMIT_CORE, &no_core) < 0)
-		return failed(launch, "limits", -errno);
-	error = join_user_namespace(pidfd);
-	if (error)
-		return failed(launch, "join", error);
-	error = take_identity(spec);
-	if (error)
-		return failed(launch, "user", error);
-	if (chdir(spec->cwd) < 0)
-		return failed(launch, "cwd", -errno);
-	sigemptyset(&none);
-	sigprocmask(SIG_SETMASK, &none, NULL);
-	return execute(launch);
-}
+static struct launch *spares, *ended;
+static unsigned spare_count;
 
 /* --- inner and joiner ---------------------------------------------------------------- */
 
-#define STACK(area)                                                                                \
-	.stack = (uint64_t)(uintptr_t)(area), .stack_size = sizeof(area)
+#define STACK(launch, index)                                                                       \
+	.stack = (uint64_t)(uintptr_t)((launch)->stacks + (index)*STACK_SIZE),                     \
+	.stack_size = STACK_SIZE
+
+/* Here the kernel holds a new process to the limit: who comes from elsewhere may go beyond. */
+static int enter_pids(const struct launch *launch)
+{
+	int fd = (int)raw(openat, SLOT_PIDS, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+	long done = fd < 0 ? fd : raw(write, fd, "0", 1);
+
+	if (fd >= 0)
+		raw(close, fd);
+	return done < 0 ? (int)done : 0;
+}
 
 static int inner(void *context)
 {
 	struct launch *launch = context;
 	struct clone_args args = {
-		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PARENT_SETTID |
+		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_CGROUP | CLONE_PARENT_SETTID |
 			 CLONE_CHILD_CLEARTID,
 		.exit_signal = SIGCHLD,
+		.cgroup = SLOT_CGROUP,
 		.parent_tid = (uint64_t)(uintptr_t)&launch->pid,
 		.child_tid = (uint64_t)(uintptr_t)&launch->running,
-		STACK(command_stack),
+		STACK(launch, 2),
 	};
+	int error = launch->limited_pids ? enter_pids(launch) : 0;
 	long pid;
 
+	if (error)
+		return launch_failed(launch, "enter cgroups", error);
 	launch->running = 1;
-	pid = clone_onto_stack(&args, command, launch);
+	pid = clone_onto_stack(&args, command_run, launch);
 	if (pid < 0) {
 		launch->running = 0;
-		return failed(launch, "fork", (int)pid);
+		return launch_failed(launch, "fork", (int)pid);
 	}
 	/* Pid 1 shall not hear of what never was a command. */
 	if (launch->error)
-		syscall(SYS_wait4, pid, NULL, __WALL, NULL);
+		raw(wait4, pid, NULL, __WALL, NULL);
 	return 0;
+}
+
+/*
+ * If inner was killed, as by the end of pid 1, the command may still use our memory; unless there
+ * is none, and nobody to clear the flag.
+ */
+static void await_departure(struct launch *launch)
+{
+	while (__atomic_load_n(&launch->running, __ATOMIC_ACQUIRE) && launch->pid)
+		raw(futex, &launch->running, FUTEX_WAIT, 1, NULL);
+}
+
+static void tell(uint32_t *word)
+{
+	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+	raw(futex, word, FUTEX_WAKE, 1);
 }
 
 static int joiner(void *context)
@@ -312,24 +109,27 @@ static int joiner(void *context)
 	struct launch *launch = context;
 	struct clone_args args = {
 		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES,
-		STACK(inner_stack),
+		STACK(launch, 1),
 	};
+	int error = (int)raw(close_range, SLOT_END, ~0u, CLOSE_UNSHARE);
 	long pid;
-	int error = cgroup_enter_v1(launch->spec->sandbox);
 
+	tell(&launch->apart);
 	if (error)
-		return failed(launch, "enter cgroups", error);
-	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0)
-		return failed(launch, "descriptors", -errno);
-	close(2);
-	if (setns(SLOT_PIDFD, OTHER_NAMESPACES) < 0)
-		return failed(launch, "join", -errno);
+		return launch_failed(launch, "descriptors", error);
+	raw(close, 2);
+	error = (int)raw(setns, SLOT_PIDFD, OTHER_NAMESPACES);
+	if (error)
+		return launch_failed(launch, "join", error);
 	pid = clone_onto_stack(&args, inner, launch);
 	if (pid < 0)
-		return failed(launch, "fork", (int)pid);
-	syscall(SYS_wait4, pid, NULL, __WALL, NULL);
+		return launch_failed(launch, "fork", (int)pid);
+	raw(wait4, pid, NULL, __WALL, NULL);
+	await_departure(launch);
 	return 0;
 }
+
+/* --- in the worker ------------------------------------------------------------------- */
 
 static const char *path_of(char **env)
 {
@@ -339,56 +139,278 @@ static const char *path_of(char **env)
 	return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 }
 
-/*
- * The command still uses our memory if what waited for it was killed: only by the machine's end.
- * If what should have made it was killed just before, there is none, and nobody clears the flag.
- */
-static void await_departure(struct launch *launch)
+static size_t measure(char **strings, size_t *count)
 {
-	const struct timespec patience = {.tv_nsec = 100000000l};
-	uint32_t running;
-	unsigned unborn = 0;
+	size_t size = 0;
 
-	while ((running = __atomic_load_n(&launch->running, __ATOMIC_ACQUIRE))) {
-		if (!__atomic_load_n(&launch->pid, __ATOMIC_ACQUIRE) && unborn++ == UNBORN_TRIES)
-			return;
-		syscall(SYS_futex, &launch->running, FUTEX_WAIT, running, &patience, NULL, 0);
-	}
+	for (*count = 0; strings[*count]; ++*count)
+		size += strlen(strings[*count]) + 1;
+	return size;
 }
 
-pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage)
+static char *copy(char *to, const char *text)
 {
-	struct launch launch = {
-		.spec = spec,
-		.path = path_of(spec->env),
+	return stpcpy(to, text) + 1;
+}
+
+/* The request's memory is used again while the launch goes on. */
+static int copy_strings(struct launch *launch, const struct exec_spec *spec)
+{
+	size_t argc, envc;
+	size_t size = measure(spec->argv, &argc) + measure(spec->env, &envc) + strlen(spec->cwd) + 1;
+	char **pointers = malloc((argc + envc + 2) * sizeof(*pointers) + size);
+	char *at;
+
+	if (!pointers)
+		return -ENOMEM;
+	launch->strings = (char *)pointers;
+	launch->spec.argv = pointers;
+	launch->spec.env = pointers + argc + 1;
+	at = (char *)(pointers + argc + envc + 2);
+	for (size_t i = 0; i < argc; i++) {
+		launch->spec.argv[i] = at;
+		at = copy(at, spec->argv[i]);
+	}
+	for (size_t i = 0; i < envc; i++) {
+		launch->spec.env[i] = at;
+		at = copy(at, spec->env[i]);
+	}
+	launch->spec.argv[argc] = launch->spec.env[envc] = NULL;
+	launch->spec.cwd = at;
+	copy(at, spec->cwd);
+	launch->path = path_of(launch->spec.env);
+	return 0;
+}
+
+static struct launch *take_spare(void)
+{
+	struct launch *launch = spares;
+	uint8_t *stacks;
+
+	if (launch) {
+		spares = launch->next;
+		spare_count--;
+		return launch;
+	}
+	launch = malloc(sizeof(*launch));
+	stacks = mmap(NULL, 3 * STACK_SIZE, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
+	if (!launch || stacks == MAP_FAILED) {
+		free(launch);
+		if (stacks != MAP_FAILED)
+			munmap(stacks, 3 * STACK_SIZE);
+		return NULL;
+	}
+	launch->stacks = stacks;
+	return launch;
+}
+
+static void give_back(struct launch *launch)
+{
+	free(launch->strings);
+	launch->strings = NULL;
+	if (spare_count == SPARES_MAX) {
+		munmap(launch->stacks, 3 * STACK_SIZE);
+		free(launch);
+		return;
+	}
+	launch->next = spares;
+	spares = launch;
+	spare_count++;
+}
+
+struct launch *launch_new(const struct exec_spec *spec, struct exec *exec)
+{
+	const struct sandbox *sandbox = spec->sandbox;
+	const struct cgroup_bases *bases = &worker.cgroups;
+	struct launch *launch = take_spare();
+
+	if (!launch)
+		return NULL;
+	*launch = (struct launch){
+		.exec = exec,
+		.spec = *spec,
+		.stacks = launch->stacks,
+		.pidfd = -1,
 		.pty = spec->flags & EXEC_FLAG_PTY,
+		.limited_memory = bases->memory >= 0 && sandbox->limits.memory,
+		.limited_cpu = bases->cpu >= 0 && sandbox->limits.cpu_milli,
+		.limited_pids = bases->pids >= 0 && sandbox->limits.pids,
 	};
+	if (sandbox->no_new_privs)
+		launch->spec.flags |= EXEC_FLAG_NO_NEW_PRIVS;
+	snprintf(launch->tasks, sizeof(launch->tasks), "%s/tasks", sandbox->id);
+	if (copy_strings(launch, spec) < 0) {
+		give_back(launch);
+		return NULL;
+	}
+	return launch;
+}
+
+const struct exec_spec *launch_spec(const struct launch *launch)
+{
+	return &launch->spec;
+}
+
+/* Take copies; on failure none is kept. */
+int launch_hold(struct launch *launch)
+{
+	struct exec_spec *spec = &launch->spec;
+	int copies[EXTRA_MAX + 1];
+	size_t count = 0;
+	int in = spec->in < 0 ? -1 : dup_cloexec(spec->in);
+
+	if (spec->in >= 0 && in < 0)
+		return in;
+	for (; count < spec->extra_count; count++) {
+		copies[count] = dup_cloexec(spec->extra[count].fd);
+		if (copies[count] < 0) {
+			int error = copies[count];
+
+			while (count)
+				close(copies[--count]);
+			close_quietly(&in);
+			return error;
+		}
+	}
+	spec->in = in;
+	for (size_t i = 0; i < count; i++)
+		spec->extra[i].fd = copies[i];
+	launch->held = true;
+	return 0;
+}
+
+static void let_go(struct launch *launch)
+{
+	if (!launch->held)
+		return;
+	launch->held = false;
+	if (launch->spec.in >= 0)
+		close(launch->spec.in);
+	for (size_t i = 0; i < launch->spec.extra_count; i++)
+		close(launch->spec.extra[i].fd);
+}
+
+static bool gone(const struct launch *launch)
+{
+	return !__atomic_load_n(&launch->alive, __ATOMIC_ACQUIRE);
+}
+
+static void await_change(uint32_t *word, uint32_t from, uint64_t ns)
+{
+	const struct timespec time = {.tv_sec = (time_t)(ns / NS_PER_S),
+				      .tv_nsec = (long)(ns % NS_PER_S)};
+
+	if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == from)
+		raw(futex, word, FUTEX_WAIT, from, &time);
+}
+
+static void joiner_ended(struct source *source, uint32_t events)
+{
+	struct launch *launch = container_of(source, struct launch, source);
+
+	(void)events;
+	if (launch->pidfd < 0 || !gone(launch))
+		return;
+	loop_remove(launch->pidfd);
+	close_quietly(&launch->pidfd);
+	if (launch->exec)
+		exec_launched(launch->exec);
+	else
+		launch_release(launch);
+}
+
+bool launch_begin(struct launch *launch, uint64_t patience_ns)
+{
 	struct clone_args args = {
-		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_CGROUP,
-		.cgroup = (uint64_t)(unsigned)cgroup,
-		STACK(joiner_stack),
+		.flags = CLONE_VM | CLONE_FILES | CLONE_PIDFD | CLONE_CHILD_CLEARTID,
+		.pidfd = (uint64_t)(uintptr_t)&launch->pidfd,
+		.child_tid = (uint64_t)(uintptr_t)&launch->alive,
+		STACK(launch, 0),
 	};
-	char path[ID_MAX + 32];
 	long pid;
 
-	snprintf(path, sizeof(path), "%s/x%llu", spec->sandbox->id, (unsigned long long)spec->id);
-	watchdog_begin(path, spec->sandbox->suspect);
-	pid = clone_onto_stack(&args, joiner, &launch);
-	if (pid >= 0) {
-		while (syscall(SYS_wait4, pid, NULL, __WALL, NULL) < 0 && errno == EINTR)
-			;
-		await_departure(&launch);
+	launch->alive = 1;
+	pid = clone_onto_stack(&args, joiner, launch);
+	if (pid < 0) {
+		launch->alive = 0;
+		launch->pidfd = -1;
+		launch_failed(launch, "fork", (int)pid);
+	} else {
+		launch->joiner = (pid_t)pid;
+		if (patience_ns)
+			await_change(&launch->alive, 1, patience_ns);
+		/* So far nobody else has a say in how long it takes. */
+		while (!gone(launch) && !__atomic_load_n(&launch->apart, __ATOMIC_ACQUIRE))
+			await_change(&launch->apart, 0, 10 * NS_PER_MS);
 	}
-	if (watchdog_end()) {
-		spec->sandbox->suspect = true;
-		*stage = "launch";
+	let_go(launch);
+	if (gone(launch)) {
+		close_quietly(&launch->pidfd);
+		return true;
+	}
+	launch->source.ready = joiner_ended;
+	if (loop_add(launch->pidfd, &launch->source, EPOLLIN) == 0)
+		return false;
+	/* Without memory for that there is but one way left to learn of its end. */
+	while (!gone(launch))
+		await_change(&launch->alive, 1, NS_PER_S);
+	close_quietly(&launch->pidfd);
+	return true;
+}
+
+pid_t launch_pid(const struct launch *launch)
+{
+	return __atomic_load_n(&launch->pid, __ATOMIC_ACQUIRE);
+}
+
+bool launch_close(struct launch *launch)
+{
+	uint32_t gate = GATE_OPEN;
+
+	return __atomic_compare_exchange_n(&launch->gate, &gate, GATE_CLOSED, false, __ATOMIC_SEQ_CST,
+					   __ATOMIC_SEQ_CST) ||
+	       gate == GATE_CLOSED;
+}
+
+pid_t launch_result(const struct launch *launch, const char **stage)
+{
+	*stage = launch->error ? launch->stage : "launch";
+	if (launch->error)
+		return launch->error;
+	if (__atomic_load_n(&launch->gate, __ATOMIC_SEQ_CST) == GATE_CLOSED)
 		return -ETIMEDOUT;
-	}
-	*stage = pid < 0 ? "fork" : launch.stage;
-	if (pid < 0 || launch.error)
-		return pid < 0 ? (pid_t)pid : launch.error;
 	*stage = "fork";
-	return launch.pid > 0 ? launch.pid : -ECHILD;
+	return launch->pid > 0 ? launch->pid : -ECHILD;
+}
+
+void launch_release(struct launch *launch)
+{
+	launch->exec = NULL;
+	if (!gone(launch) || launch->pidfd >= 0)
+		return; /* joiner_ended comes again */
+	let_go(launch);
+	if (!launch->joiner) {
+		give_back(launch);
+		return;
+	}
+	launch->next = ended;
+	ended = launch;
+}
+
+/* They have left our memory, but may not be through with their exit. */
+void launches_reap(void)
+{
+	for (struct launch **link = &ended; *link;) {
+		struct launch *launch = *link;
+
+		if (raw(wait4, launch->joiner, NULL, WNOHANG | __WALL, NULL) == 0) {
+			link = &launch->next;
+			continue;
+		}
+		*link = launch->next;
+		give_back(launch);
+	}
 }
 
 /* --- the baseline -------------------------------------------------------------------- */
@@ -407,11 +429,12 @@ NEVER_RETURNS static int measured(void *context)
 
 int launch_measure(const char *path, uint64_t *durations, size_t count)
 {
+	static uint8_t stack[16 << 10] __attribute__((aligned(16)));
 	struct clone_args args = {
 		.flags = CLONE_VM | CLONE_VFORK,
 		.exit_signal = SIGCHLD,
-		.stack = (uint64_t)(uintptr_t)joiner_stack,
-		.stack_size = sizeof(joiner_stack),
+		.stack = (uint64_t)(uintptr_t)stack,
+		.stack_size = sizeof(stack),
 	};
 
 	for (size_t i = 0; i < count; i++) {

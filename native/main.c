@@ -24,7 +24,6 @@
 #include "remove.h"
 #include "seccomp.h"
 #include "spawner.h"
-#include "watchdog.h"
 
 #define EVENTS_PER_TURN 256
 
@@ -144,6 +143,7 @@ static void turn(void)
 		source->ready(source, events[i].events);
 	}
 	more = turns_run();
+	launches_reap();
 	execs_free_dead();
 	sandboxes_free_dead();
 }
@@ -196,8 +196,6 @@ int main(int argc, char **argv)
 		init_main();
 	if (argc == 1 && strcmp(argv[0], REMOVER_NAME) == 0)
 		remover_main();
-	if (argc == 1 && strcmp(argv[0], WATCHDOG_NAME) == 0)
-		watchdog_main();
 	if (argc == 2 && strcmp(argv[1], "--version") == 0) {
 		printf("protocol %d\n", PROTOCOL_VERSION);
 		return 0;

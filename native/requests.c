@@ -11,7 +11,6 @@
 
 #include "init.h"
 #include "spawner.h"
-#include "watchdog.h"
 
 #define TEXT_MAX 65536u
 #define NAME_LENGTH_MAX 255u
@@ -214,11 +213,6 @@ static void handle_hello(struct request *r)
 	error = client < 0 ? 0 : connection_watch(keep_fd(r, client));
 	if (error) {
 		answer_error(r->frame->request, -error, "client", "");
-		return;
-	}
-	error = watchdog_start();
-	if (error) {
-		answer_error(r->frame->request, -error, "watchdog", "");
 		return;
 	}
 	worker.in_process = flags & HELLO_FLAG_IN_PROCESS;

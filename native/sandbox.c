@@ -191,6 +191,7 @@ static void await_death(struct sandbox *sandbox)
 	if (sandbox->state == SANDBOX_DYING)
 		return;
 	sandbox->state = SANDBOX_DYING;
+	cgroup_hasten(sandbox);
 	sandbox->pidfd_source.ready = pidfd_ready;
 	loop_add(sandbox->pidfd, &sandbox->pidfd_source, EPOLLIN);
 }
@@ -273,7 +274,6 @@ void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
 		answer_error(request, EBUSY, "sandbox", "everything in it is being killed");
 		return;
 	}
-	sandbox->kill_request = request;
 	sandbox->killed = 0;
 	sandbox->tries = 0;
 	for (struct exec *exec = sandbox->execs, *next; exec; exec = next) {
@@ -284,6 +284,7 @@ void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
 		sandbox->killed += cgroup_pids(sandbox, name, NULL, NULL);
 		exec_kill(exec, REASON_SIGNAL);
 	}
+	sandbox->kill_request = request;
 	sandbox_kill_progress(sandbox);
 }
 

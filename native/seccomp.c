@@ -20,6 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "kernel.h"
 #include "util.h"
 
 #if defined(__x86_64__)
@@ -306,7 +307,5 @@ int seccomp_install(void)
 {
 	struct sock_fprog filter = {.len = program_len, .filter = program};
 
-	if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) < 0)
-		return -errno;
-	return 0;
+	return (int)raw(seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
 }

@@ -21,6 +21,11 @@ enum slot {
 	SLOT_PIDFD,
 	SLOT_CHANNEL,
 	SLOT_PROGRAM,
+	SLOT_CGROUP,
+	/* Bases of the version 1 hierarchies; there all the time, where they are used. */
+	SLOT_MEMORY,
+	SLOT_CPU,
+	SLOT_PIDS,
 	SLOT_EXTRA,
 	SLOT_END = SLOT_EXTRA + 8,
 };
@@ -82,7 +87,12 @@ struct sandbox {
 	enum sandbox_state state;
 	uint32_t id_base;
 	bool no_new_privs;
-	bool suspect; /* it has held up a launch */
+	/* How many of its next launches are not waited for, since one was slow. */
+	unsigned slow;
+	unsigned launches; /* under way */
+	bool hastened;
+	struct exec *first_queued, *last_queued; /* that wait for one of those to end */
+	bool taking_turns;
 	bool listed;
 	bool channel_ended;
 	pid_t pid;
@@ -146,6 +156,10 @@ struct exec {
 	struct sandbox *sandbox;
 	uint64_t id;
 	uint64_t request;
+	struct launch *launch; /* until the command runs, or cannot */
+	struct exec *queued_next;
+	bool queued; /* its launch has not begun */
+	bool pty;
 	pid_t pid; /* of the leader, in the sandbox */
 	bool listed;
 	bool leader_gone; /* its status and usage are known */
@@ -162,6 +176,7 @@ struct exec {
 	uint64_t kill_bytes;
 	uint64_t began_ns; /* CLOCK_MONOTONIC */
 	uint64_t began_real_ns;
+	uint64_t deadline; /* CLOCK_MONOTONIC, or 0 */
 	uint64_t ooms_before;
 	struct timer timer;
 	unsigned tries;
@@ -240,10 +255,13 @@ int cgroups_finish(void);
 int cgroup_create(struct sandbox *sandbox);
 int cgroup_limit(struct sandbox *sandbox, const char **stage);
 /* A descriptor of the cgroup that pid 1 is cloned into. */
+/* While something of it is killed, its limit of processor time is a higher one. */
+void cgroup_hasten(struct sandbox *sandbox);
+void cgroup_slow_down(struct sandbox *sandbox);
 int cgroup_open_init(struct sandbox *sandbox);
 /* 0 when nothing is left, -EBUSY while something is. */
 int cgroup_remove(struct sandbox *sandbox);
-/* Called by a helper on itself. */
+/* Called by pid 1 to be on itself, while we wait. */
 int cgroup_enter_v1(const struct sandbox *sandbox);
 /* What the limit of processes counts: threads, and the dead that nobody waited for; 0: unknown. */
 uint64_t cgroup_tasks(const struct sandbox *sandbox);
@@ -330,9 +348,14 @@ struct exec_spec {
 		int fd;
 	} extra[EXTRA_MAX];
 };
-void exec_start(const struct exec_spec *spec);
 struct exec *exec_find(uint64_t id);
 struct exec *exec_of_pid(struct sandbox *sandbox, pid_t pid);
+/* Make it known; its timer runs. Returns NULL without memory. */
+struct exec *exec_new(const struct exec_spec *spec);
+/* Its launch has ended: the command runs, or has. */
+void exec_started(struct exec *exec, pid_t pid, bool tell);
+/* Nothing of it was executed. */
+void exec_failed(struct exec *exec, int error, const char *stage, const char *message);
 void exec_leader_ended(struct exec *exec, int status, const struct usage *usage);
 /* The sandbox is no more: end it if it runs, and forget it. */
 void exec_sandbox_gone(struct exec *exec);
@@ -349,12 +372,34 @@ void exec_progress(struct exec *exec);
 void execs_free_dead(void);
 
 /* --- launch.c --- */
+/* A launch with a copy of what `spec` points to, or NULL. */
+struct launch *launch_new(const struct exec_spec *spec, struct exec *exec);
+const struct exec_spec *launch_spec(const struct launch *launch);
+/* It will begin later: hold the descriptors of its spec. Returns 0 or -errno. */
+int launch_hold(struct launch *launch);
 /*
- * Start the command of `spec` in the cgroup `cgroup`. Returns its pid in the sandbox, or -errno
- * with `stage` set: nothing was executed.
+ * Begin it with what is in the slots, which are free again then, and wait a little for its end.
+ * Returns false if it goes on: exec_launched follows.
  */
-pid_t launch(const struct exec_spec *spec, int cgroup, const char **stage);
+bool launch_begin(struct launch *launch, uint64_t patience_ns);
+/* The command's pid in the sandbox; 0 while there is none. */
+pid_t launch_pid(const struct launch *launch);
+/* From now on the command is not executed; false if that has begun. */
+bool launch_close(struct launch *launch);
+/* Once it has ended: the command's pid, or -errno with `stage` set if nothing was executed. */
+pid_t launch_result(const struct launch *launch, const char **stage);
+/* Nobody waits for it any more; its memory is used again when nothing runs in it. */
+void launch_release(struct launch *launch);
+void launches_reap(void);
 int launch_measure(const char *path, uint64_t *durations, size_t count);
+
+/* --- start.c --- */
+void exec_start(const struct exec_spec *spec);
+void exec_launched(struct exec *exec);
+/* Its launch has not ended at its deadline, at the limit for launches, or after it was killed. */
+void exec_overdue(struct exec *exec);
+/* It shall not begin, or nobody waits for it any more. */
+void exec_unlaunch(struct exec *exec);
 
 /* --- output.c --- */
 int stream_open(struct stream *stream, struct exec *exec, int fd);

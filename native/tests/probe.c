@@ -2,6 +2,7 @@
  * Run inside sandboxes by the tests: does what a shell cannot.
  *
  *   trace PID      attach to a process and never wait for it
+ *   hold PID       the same, and have it stop before it exits
  *   grow MIB       touch that much memory, then say so and pause
  *   watch SECONDS  try to open whatever appears in /proc for writing or reading of its memory
  *   stop SECONDS   send SIGSTOP to everything in the sandbox, again and again
@@ -28,9 +29,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static int trace(pid_t pid)
+static int trace(pid_t pid, unsigned long options)
 {
-	if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) < 0)
+	if (ptrace(PTRACE_SEIZE, pid, NULL, options) < 0)
 		return perror("seize"), 1;
 	puts("attached");
 	fflush(stdout);
@@ -211,7 +212,9 @@ int main(int argc, char **argv)
 	const char *value = argc > 2 ? argv[2] : "0";
 
 	if (strcmp(verb, "trace") == 0)
-		return trace(atoi(value));
+		return trace(atoi(value), 0);
+	if (strcmp(verb, "hold") == 0)
+		return trace(atoi(value), PTRACE_O_TRACEEXIT);
 	if (strcmp(verb, "grow") == 0)
 		return grow((size_t)atol(value));
 	if (strcmp(verb, "watch") == 0)

@@ -193,6 +193,11 @@ def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
         return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
     if fault.stage in {"program", "interpreter"} or fault.errno == errno.E2BIG:
         return _program_error(fault, plan)
+    if fault.stage == "launch":
+        return NotExecutedError(
+            "the command was not executed: the sandbox is so busy, or stops what starts in it, that"
+            f" it did not get there in time ({fault}); kill some of its processes"
+        )
     return _by_errno(fault, NotExecutedError)(f"the command was not executed: {fault}")
 
 

@@ -237,18 +237,31 @@ async def test_exec_past_deadline_kills_daemonised_grandchildren(native: Native)
     assert [p.name for p in await native.spawner.processes(sandbox.sandbox_id)] == [b"pid1"]
 
 
-async def test_exec_past_deadline_ends_although_a_tracer_holds_its_exit(native: Native) -> None:
-    """A command of one exec may trace that of another; the deadline must hold all the same."""
+@pytest.mark.parametrize("verb", ["trace", "hold"])
+@pytest.mark.parametrize("by", ["deadline", "kill", "kill_all"])
+async def test_killed_exec_ends_although_a_tracer_holds_its_exit(
+    native: Native, verb: str, by: str
+) -> None:
+    """A leftover of one exec may trace another: to be killed must be the end of it all the same."""
     sandbox = await native.create()
-    victim = native.start(sandbox, "sleep", "100", deadline_s=0.5, want_started=True)
+    deadline = 0.5 if by == "deadline" else 60
+    victim = native.start(sandbox, "sleep", "100", deadline_s=deadline, want_started=True)
     assert victim.started is not None
     pid = (await victim.started).pid
-    tracer = native.start(sandbox, "probe", "trace", str(pid))
-    assert (await native.spawner.watch(tracer, 0, 0)).stdout_total == len("attached\n")
+    script = f"probe {verb} {pid} > /tracer & while ! grep -q attached /tracer; do sleep 0.01; done"
+    tracer = await native.sh(sandbox, script)
+    assert [one.name for one in tracer.leftovers] == [b"probe"]
 
-    end = await asyncio.wait_for(victim.ended, 5)
+    async with asyncio.timeout(10):
+        if by == "kill":
+            await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE)
+        elif by == "kill_all":
+            await native.spawner.kill_all(sandbox.sandbox_id)
+        end = await victim.ended
 
-    assert end.reason is Reason.DEADLINE
+    assert end.reason is (Reason.DEADLINE if by == "deadline" else Reason.SIGNAL)
+    tracer.close()
+    end.close()
 
 
 async def test_exec_over_kill_limit_is_ended(native: Native) -> None:

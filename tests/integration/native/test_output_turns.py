@@ -24,6 +24,9 @@ PIPE_BYTES = 65536
 def _stopped_worker(native: Native) -> Iterator[None]:
     (worker,) = native.spawner.pids
     os.kill(worker, signal.SIGSTOP)
+    # Until it stands still it may take events that come now.
+    while Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
     try:
         yield
     finally:
@@ -111,15 +114,15 @@ async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native
 async def test_end_takes_what_was_written_until_then_and_no_more(native: Native) -> None:
     """A leftover that keeps writing could hold an end, and would add to its output."""
     sandbox = await native.create()
-    script = "(read x; head -c 65536 /dev/zero; echo x >&9; exec cat /dev/zero) <&0 & read y <&8"
+    # A shell's background job has no input of its own: <&0 would be /dev/null.
+    script = "(read x <&7; head -c 65536 /dev/zero; echo x >&9; exec cat /dev/zero) & read y <&8"
     async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write), _pipe() as (end, stop):
         execution = native.start(
             sandbox,
             "sh",
             "-c",
             script,
-            stdin=go,
-            extra=[(8, end), (9, wrote_write)],
+            extra=[(7, go), (8, end), (9, wrote_write)],
             want_started=True,
         )
         assert execution.started is not None
@@ -130,6 +133,7 @@ async def test_end_takes_what_was_written_until_then_and_no_more(native: Native)
             os.write(stop, b"x\n")
             while Path(f"/proc/{started.host_pid}").exists():  # noqa: ASYNC110, ASYNC240
                 await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)  # pid 1 has waited for it; now it tells
         result = await execution.ended
 
     assert (result.reason, result.stdout.total) == (Reason.EXIT, PIPE_BYTES)

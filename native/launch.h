@@ -1,0 +1,41 @@
+/* A launch, for its two parts: launch.c in the worker, and command.c on its way into a sandbox. */
+#pragma once
+
+#include "spawner.h"
+
+enum gate { GATE_OPEN, GATE_PASSED, GATE_CLOSED };
+
+/* Words that others write are read and written atomically. */
+struct launch {
+	struct launch *next; /* among those to reap, or among the spare ones */
+	struct exec *exec; /* NULL: nobody waits for it any more */
+	struct source source;
+	struct exec_spec spec;
+	bool held; /* the descriptors of the spec are our own */
+	bool pty;
+	bool limited_memory, limited_cpu, limited_pids; /* by version 1 */
+	char tasks[ID_MAX + 8]; /* below the base of each hierarchy */
+	char *strings;
+	const char *path; /* the exec's own PATH */
+	uint8_t *stacks; /* of joiner, inner and command */
+	pid_t joiner;
+	int pidfd; /* the joiner's */
+	int error;
+	const char *stage;
+	uint32_t alive; /* cleared by the kernel, when the joiner has left our memory */
+	uint32_t apart; /* set when the joiner has descriptors of its own */
+	uint32_t gate; /* who decides whether the command is executed */
+	pid_t pid; /* written by the kernel, before the command runs */
+	uint32_t running; /* cleared by the kernel, when the command has left our memory */
+};
+
+/* What the process that a step failed in returns. */
+static inline int launch_failed(struct launch *launch, const char *stage, int error)
+{
+	launch->stage = stage;
+	launch->error = error;
+	return 1;
+}
+
+/* Run in the third process, which has descriptors of its own. Only returns if it fails. */
+int command_run(void *launch);

@@ -1,0 +1,352 @@
+/* The start of a command: what it needs, its turn among those of its sandbox, its launch. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/fsuid.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <termios.h>
+#include <time.h>
+
+#include "kernel.h"
+#include "spawner.h"
+
+#define DEVPTS_MAGIC 0x1cd1
+/* Of one sandbox, running or with leftovers; and how many descriptors each may take. */
+#define EXECS_MAX 1024u
+#define EXECS_ALWAYS 64u
+#define EXEC_FILES 4u
+/* Of one sandbox at a time. */
+#define LAUNCHES_MAX 32u
+/*
+ * So long the worker waits for a launch, which mostly takes a fraction of it: cheaper than to be
+ * told. After one that took longer it does not wait for the next ones of that sandbox.
+ */
+#define PATIENCE_NS NS_PER_MS
+#define SLOW_LAUNCHES 8u
+/* So long a launch may take; a sandbox that is throttled much may need seconds. */
+#define LAUNCH_MAX_NS (60 * NS_PER_S)
+#define KILL_WAIT_MAX_MS 1000u
+#ifndef TIOCGPTPEER
+#define TIOCGPTPEER _IO('T', 0x41)
+#endif
+
+/* Both ends of a terminal of the sandbox's own, reached by descriptor. */
+static int open_terminal(const struct exec_spec *spec, int *master, int *slave)
+{
+	struct sandbox *sandbox = spec->sandbox;
+	struct winsize size = {.ws_row = spec->rows, .ws_col = spec->cols};
+	struct statfs fs;
+	int unlock = 0;
+	int error = 0;
+
+	/* The terminal belongs to whom it is opened by. */
+	setfsgid(sandbox->id_base + 5);
+	setfsuid(sandbox->id_base + spec->uid);
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	*master = sys_openat2(sandbox->root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC,
+			      RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS);
+	if (*master < 0)
+		error = -errno;
+	else if (fstatfs(*master, &fs) < 0 || fs.f_type != DEVPTS_MAGIC)
+		error = -EPERM;
+	else if (ioctl(*master, TIOCSPTLCK, &unlock) < 0 ||
+		 ioctl(*master, TIOCSWINSZ, &size) < 0 ||
+		 (*slave = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
+		error = -errno;
+	setfsuid(0);
+	setfsgid(0);
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	return error;
+}
+
+/* A pipe that the command may open again by name: it belongs to the command's user. */
+static int open_pipe(const struct exec_spec *spec, int *ours, int *theirs)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC) < 0)
+		return -errno;
+	*ours = ends[0];
+	*theirs = ends[1];
+	if (fcntl(*ours, F_SETFL, O_NONBLOCK) < 0 ||
+	    fchown(*theirs, spec->sandbox->id_base + spec->uid, spec->sandbox->id_base + spec->gid) < 0)
+		return -errno;
+	return 0;
+}
+
+struct ends {
+	int out, err; /* ours */
+	int slot_out, slot_err; /* the command's */
+};
+
+static int open_streams(const struct exec_spec *spec, struct ends *ends)
+{
+	int error;
+
+	if (spec->flags & EXEC_FLAG_PTY) {
+		error = open_terminal(spec, &ends->out, &ends->slot_out);
+		if (!error && fcntl(ends->out, F_SETFL, O_NONBLOCK) < 0)
+			error = -errno;
+		return error;
+	}
+	error = open_pipe(spec, &ends->out, &ends->slot_out);
+	if (error || spec->flags & EXEC_FLAG_MERGE_STDERR)
+		return error;
+	return open_pipe(spec, &ends->err, &ends->slot_err);
+}
+
+static int fill_slots(const struct exec_spec *spec, const struct ends *ends)
+{
+	int err = ends->slot_err >= 0 ? ends->slot_err : ends->slot_out;
+	int error = slot_put(ends->slot_out, SLOT_OUT);
+
+	error = error ? error : slot_put(err, SLOT_ERR);
+	error = error ? error : slot_put(spec->sandbox->pidfd, SLOT_PIDFD);
+	if (!error && spec->in >= 0) {
+		struct stat st;
+
+		/* So that /dev/stdin can be opened by name. */
+		if (fstat(spec->in, &st) == 0 && S_ISFIFO(st.st_mode))
+			(void)!fchown(spec->in, spec->sandbox->id_base + spec->uid,
+				      spec->sandbox->id_base + spec->gid);
+		error = slot_put(spec->in, SLOT_IN);
+	}
+	for (size_t i = 0; i < spec->extra_count && !error; i++)
+		error = slot_put(spec->extra[i].fd, SLOT_EXTRA + (enum slot)i);
+	return error;
+}
+
+static void clear_slots(const struct exec_spec *spec)
+{
+	slot_clear(SLOT_OUT);
+	slot_clear(SLOT_ERR);
+	slot_clear(SLOT_PIDFD);
+	slot_clear(SLOT_CGROUP);
+	if (spec->in >= 0)
+		slot_clear(SLOT_IN);
+	for (size_t i = 0; i < spec->extra_count; i++)
+		slot_clear(SLOT_EXTRA + (enum slot)i);
+}
+
+/* --- one launch ------------------------------------------------------------------------ */
+
+static int make_streams(struct exec *exec, const struct exec_spec *spec, struct ends *ends)
+{
+	int error = open_streams(spec, ends);
+
+	/* From here on the streams close them. */
+	if (!error) {
+		error = stream_open(&exec->out, exec, ends->out);
+		ends->out = -1;
+	}
+	if (!error) {
+		error = stream_open(&exec->err, exec, ends->err);
+		ends->err = -1;
+	}
+	return error;
+}
+
+static int put_cgroup(struct exec *exec)
+{
+	auto_close int cgroup = cgroup_exec_create(exec);
+
+	return cgroup < 0 ? cgroup : slot_put(cgroup, SLOT_CGROUP);
+}
+
+static void begin(struct exec *exec)
+{
+	const struct exec_spec *spec = launch_spec(exec->launch);
+	struct sandbox *sandbox = exec->sandbox;
+	struct ends ends = {-1, -1, -1, -1};
+	const char *stage = "output";
+	bool over = false;
+	int error = make_streams(exec, spec, &ends);
+
+	if (!error) {
+		stage = "cgroup";
+		error = put_cgroup(exec);
+	}
+	if (!error) {
+		stage = "descriptors";
+		error = fill_slots(spec, &ends);
+	}
+	if (!error) {
+		sandbox->launches++;
+		over = launch_begin(exec->launch, sandbox->slow ? 0 : PATIENCE_NS);
+		if (!over)
+			sandbox->slow = SLOW_LAUNCHES;
+		else if (sandbox->slow)
+			sandbox->slow--;
+	}
+	clear_slots(spec);
+	close_quietly(&ends.out);
+	close_quietly(&ends.err);
+	close_quietly(&ends.slot_out);
+	close_quietly(&ends.slot_err);
+	if (over) {
+		exec_launched(exec);
+	} else if (error) {
+		exec_unlaunch(exec);
+		exec_failed(exec, -error, stage, "");
+	}
+}
+
+/* --- turns ------------------------------------------------------------------------------ */
+
+static void wait_for_turn(struct exec *exec)
+{
+	struct sandbox *sandbox = exec->sandbox;
+
+	exec->queued = true;
+	exec->queued_next = NULL;
+	if (sandbox->last_queued)
+		sandbox->last_queued->queued_next = exec;
+	else
+		sandbox->first_queued = exec;
+	sandbox->last_queued = exec;
+}
+
+static void leave_line(struct exec *exec)
+{
+	struct sandbox *sandbox = exec->sandbox;
+	struct exec *before = NULL;
+
+	for (struct exec *one = sandbox->first_queued; one != exec; one = one->queued_next)
+		before = one;
+	if (before)
+		before->queued_next = exec->queued_next;
+	else
+		sandbox->first_queued = exec->queued_next;
+	if (sandbox->last_queued == exec)
+		sandbox->last_queued = before;
+	exec->queued = false;
+}
+
+/* A launch that ends at once comes here again: the one that is here already goes on. */
+static void next_turns(struct sandbox *sandbox)
+{
+	if (sandbox->taking_turns)
+		return;
+	sandbox->taking_turns = true;
+	while (sandbox->state == SANDBOX_LIVE && sandbox->first_queued &&
+	       sandbox->launches < LAUNCHES_MAX) {
+		struct exec *exec = sandbox->first_queued;
+
+		leave_line(exec);
+		begin(exec);
+	}
+	sandbox->taking_turns = false;
+}
+
+void exec_unlaunch(struct exec *exec)
+{
+	if (exec->queued)
+		leave_line(exec);
+	launch_release(exec->launch);
+	exec->launch = NULL;
+}
+
+void exec_launched(struct exec *exec)
+{
+	struct sandbox *sandbox = exec->sandbox;
+	bool tell = launch_spec(exec->launch)->flags & EXEC_FLAG_STARTED;
+	const char *stage;
+	pid_t pid = launch_result(exec->launch, &stage);
+
+	exec_unlaunch(exec);
+	sandbox->launches--;
+	if (pid < 0)
+		exec_failed(exec, -pid, stage, "");
+	else
+		exec_started(exec, pid, tell);
+	next_turns(sandbox);
+}
+
+static void set_timer(struct exec *exec)
+{
+	uint64_t limit = clock_ns(CLOCK_MONOTONIC) + LAUNCH_MAX_NS;
+
+	timer_set(&exec->timer, exec->deadline && exec->deadline < limit ? exec->deadline : limit);
+}
+
+void exec_overdue(struct exec *exec)
+{
+	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	bool late = exec->deadline && now >= exec->deadline;
+
+	if (exec->killed) {
+		unsigned wait_ms = 50u << (exec->tries < 5 ? exec->tries : 5);
+
+		/* The command may have been born since. */
+		exec->tries++;
+		cgroup_exec_kill(exec);
+		timer_set(&exec->timer,
+			  now + (wait_ms < KILL_WAIT_MAX_MS ? wait_ms : KILL_WAIT_MAX_MS) * NS_PER_MS);
+	} else if (exec->queued && late) {
+		exec_unlaunch(exec);
+		exec_failed(exec, ETIMEDOUT, "launch", "its turn did not come before its deadline");
+	} else if (late) {
+		exec_kill(exec, REASON_DEADLINE);
+	} else if (!exec->queued && launch_close(exec->launch)) {
+		exec_kill(exec, REASON_INFRASTRUCTURE);
+	} else {
+		set_timer(exec);
+	}
+}
+
+/* --- EXEC ------------------------------------------------------------------------------- */
+
+/* Whether one more could take the descriptors that other sandboxes need. */
+static bool too_many(const struct sandbox *sandbox)
+{
+	uint64_t quarter = worker.files / 4 / EXEC_FILES;
+	uint64_t most = quarter < EXECS_MAX ? quarter : EXECS_MAX;
+	uint64_t always = most / 4 < EXECS_ALWAYS ? most / 4 : EXECS_ALWAYS;
+
+	if (sandbox->exec_count >= most)
+		return true;
+	return sandbox->exec_count >= always && worker.execs * EXEC_FILES > worker.files / 2;
+}
+
+void exec_start(const struct exec_spec *spec)
+{
+	struct sandbox *sandbox = spec->sandbox;
+	struct exec *exec;
+
+	if (sandbox->state != SANDBOX_LIVE) {
+		answer_error(spec->request, ESRCH, "sandbox", "it is gone");
+		return;
+	}
+	if (exec_find(spec->id)) {
+		answer_error(spec->request, EEXIST, "exec", "this id is in use");
+		return;
+	}
+	if (too_many(sandbox)) {
+		answer_error(spec->request, EAGAIN, "execs",
+			     "too many commands of this sandbox run or have left processes; end some");
+		return;
+	}
+	exec = exec_new(spec);
+	if (!exec) {
+		answer_error(spec->request, ENOMEM, "memory", "");
+		return;
+	}
+	set_timer(exec);
+	if (sandbox->launches < LAUNCHES_MAX && !sandbox->first_queued) {
+		begin(exec);
+	} else {
+		int error = launch_hold(exec->launch);
+
+		if (!error) {
+			wait_for_turn(exec);
+			return;
+		}
+		exec_unlaunch(exec);
+		exec_failed(exec, -error, "descriptors", "");
+	}
+}
