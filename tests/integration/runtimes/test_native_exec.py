@@ -537,6 +537,36 @@ async def test_sandbox_whose_pid_one_is_killed_is_gone_with_its_output(
     await sandbox.destroy()
 
 
+@pytest.mark.parametrize("hog", ["exec", "leftover"])
+async def test_sandbox_whose_pid_one_the_oom_killer_chose_is_gone_as_oom(
+    make_sandbox: MakeSandbox, hog: str
+) -> None:
+    """Told from a kill by hand: the sandbox had too little memory, and what ran in it ended so."""
+    sandbox = await make_sandbox(memory_bytes=64 * MIB)
+    Path(f"/proc/{sandbox.parts.created.pid}/oom_score_adj").write_text("1000")
+    waiting = await sandbox.start_exec(
+        ExecRequest(command="echo before; sleep 1000"), new_operation_id()
+    )
+    await waiting.read("stdout", 0, 100)
+    # Two, so that neither is as large a victim as all of the memory makes pid 1.
+    eating = "echo hog; for n in 1 2; do x=$(head -c 300000000 /dev/zero | tr '\\0' x) & done; wait"
+    if hog == "leftover":
+        assert (await run(sandbox, f"({eating}) & sleep 0.01")).reason is Reason.EXIT
+    else:
+        eater = await asyncio.wait_for(run(sandbox, eating), 20)
+        assert (eater.reason, eater.stdout) == (Reason.SANDBOX_GONE, b"hog\n")
+        assert eater.resources.oom_kills
+
+    gone = await asyncio.wait_for(sandbox.gone, 20)
+    result = await asyncio.wait_for(waiting.wait(), 20)
+
+    assert gone.cause == "oom"
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"before\n")
+    with pytest.raises(SandboxGoneError):
+        await run(sandbox, "true")
+    await sandbox.destroy()
+
+
 async def test_memory_hog_ends_as_oom_and_the_sandbox_lives(make_sandbox: MakeSandbox) -> None:
     """The agent's fault is told from ours, and the next command runs."""
     sandbox = await make_sandbox(memory_bytes=64 * MIB)
