@@ -13,6 +13,7 @@ import os
 from collections import deque
 from pathlib import Path
 
+from coldframe.host import forks
 from coldframe.host.roottree import IDS_PER_SANDBOX
 from coldframe.protocol.errors import CapacityError
 
@@ -37,6 +38,7 @@ class IdRanges:
         self._locks: list[int] = []
         self._taken_blocks: set[int] = set()
         self._free: deque[int] = deque()
+        forks.own(self)
 
     def take(self) -> int:
         """Return the first host id of a free range.
@@ -68,6 +70,9 @@ class IdRanges:
             os.close(self._locks.pop())
         self._taken_blocks.clear()
         self._free.clear()
+
+    abandon = close
+    """See `forks.Owner`."""
 
     def _take_block(self) -> None:
         self._directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)

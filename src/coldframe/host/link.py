@@ -7,12 +7,13 @@ descriptors of an answer, the kernel drops them: that answer is lost, the connec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from coldframe.host import wire
+from coldframe.host import forks, wire
 from coldframe.host.descriptors import close_all, copy_all
 from coldframe.host.wire import Fields, Type
 
@@ -57,6 +58,7 @@ class Link:
         self.open = True
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
+        forks.own(self)
 
     def request(
         self,
@@ -86,6 +88,18 @@ class Link:
         self.open = False
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # whoever else holds it
+        self._close_descriptors()
+        self._on_lost(reason)
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        if self.open:
+            self.open = False
+            self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         self._sock.close()
         for _, held in self._unsent:
             close_all(held)
@@ -93,7 +107,6 @@ class Link:
             close_all(batch or [])
         self._unsent.clear()
         self._batches.clear()
-        self._on_lost(reason)
 
     def fail_all(self, error: Exception) -> None:
         """Tell every waiter that no answer will come."""

@@ -9,6 +9,8 @@ import asyncio
 import os
 from collections import deque
 
+from coldframe.host import forks
+
 _READ_BYTES = 64 << 10
 STATUS_KEPT_BYTES = 1 << 20
 STATUS_FD = 3
@@ -76,6 +78,7 @@ class StdinFeed:
         self._queue: deque[tuple[memoryview, asyncio.Future[None] | None]] = deque()
         self._closing = False
         os.set_blocking(fd, False)
+        forks.own(self)
 
     @property
     def open(self) -> bool:
@@ -115,6 +118,12 @@ class StdinFeed:
             _, done = self._queue.popleft()
             if done is not None and not done.done():
                 done.set_exception(BrokenPipeError("nobody reads the command's stdin"))
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _enqueue(self, data: bytes, done: asyncio.Future[None] | None) -> None:
         self._queue.append((memoryview(data), done))
@@ -160,6 +169,7 @@ class StatusStream:
         self.eof = False
         os.set_blocking(fd, False)
         self._loop.add_reader(fd, self._readable)
+        forks.own(self)
 
     async def read(self, cursor: int, max_bytes: int, *, wait: bool) -> tuple[int, bytes, bool]:
         """Return (offset, data, whether nothing follows); with `wait`, a byte or the end."""
@@ -186,6 +196,12 @@ class StatusStream:
             self._fd = -1
             self.eof = True
             self._notify()
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _readable(self) -> None:
         try:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
-from coldframe.host import fileops, fsthreads
+from coldframe.host import fileops, forks, fsthreads
 from coldframe.host.fsthreads import FileThreads
 from coldframe.host.removal import remove_path
 from coldframe.host.roottree import (
@@ -58,6 +58,7 @@ class RootFiles:
         self._tell_owner = default_owner
         self._users = 1
         self._closed = False
+        forks.own(self)
 
     @property
     def tree(self) -> RootTree:
@@ -77,6 +78,12 @@ class RootFiles:
         if not self._closed:
             self._closed = True
             self._release()
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        if self._users:
+            self._closed, self._users = True, 0
+            os.close(self._tree.root)
 
     async def stat(self, path: str | bytes, *, follow: bool = True) -> FileStat:
         return await self._run(fileops.stat_path, path_bytes(path), follow)

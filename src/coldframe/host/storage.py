@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from coldframe.host import btrfs, loopdev, syscalls
+from coldframe.host import btrfs, forks, loopdev, syscalls
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StorageFullError
 
 RemoveTree = Callable[[int, str], Awaitable[int]]
@@ -127,6 +127,7 @@ class DirectoryStorage:
             )
         self._path = path
         self._root = os.open(path, _DIRECTORY)
+        forks.own(self)
 
     def require_space(self) -> None:
         """See `Storage.require_space`."""
@@ -162,6 +163,9 @@ class DirectoryStorage:
             os.close(self._root)
             self._root = -1
 
+    abandon = close
+    """See `forks.Owner`."""
+
 
 class BtrfsStorage:
     """A subvolume per sandbox: made and dropped in O(1), with a limit where one is asked for."""
@@ -186,6 +190,7 @@ class BtrfsStorage:
         except BaseException:
             os.close(self._host)
             raise
+        forks.own(self)
 
     def require_space(self) -> None:
         """See `Storage.require_space`."""
@@ -272,6 +277,9 @@ class BtrfsStorage:
                 os.close(fd)
             self._root = self._mount = self._host = -1
 
+    abandon = close
+    """See `forks.Owner`."""
+
 
 class TmpfsStorage:
     """Memory: one detached tmpfs per sandbox, charged to whoever writes."""
@@ -294,6 +302,7 @@ class TmpfsStorage:
                 f"storage tmpfs does not work here ({error.strerror}); use storage directory with "
                 "COLDFRAME_HOME on ext4, xfs or btrfs"
             ) from error
+        forks.own(self)
 
     def require_space(self) -> None:
         """See `Storage.require_space`: memory is charged to whoever writes."""
@@ -329,6 +338,9 @@ class TmpfsStorage:
         """See `Storage.close`."""
         while self._mounts:
             os.close(self._mounts.popitem()[1])
+
+    abandon = close
+    """See `forks.Owner`."""
 
 
 def require_space(directory: int, shown: str) -> None:

@@ -35,6 +35,10 @@ class Tally(MutableMapping[str, int]):
         finally:
             os.close(fd)
 
+    def close(self) -> None:
+        """Unmap the file."""
+        self._memory.close()
+
     def __getitem__(self, name: str) -> int:
         return int(_COUNT.unpack_from(self._memory, self._offset(name))[0])
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from coldframe.host import forks
 from coldframe.images import names
 from coldframe.images.digest import TreeDigest, digest_tree, strip_foreign_xattrs
 from coldframe.images.disk import full_disk_named, sync_directory, sync_file_system
@@ -37,6 +38,7 @@ class Layers:
         self._guard = threading.Lock()
         # A store that is dropped without `close` must not keep layers from being removed.
         weakref.finalize(self, _close_all, self._held)
+        forks.own(self)
 
     def prepare(self, *others: Path) -> None:
         """Make the directories. The root is closed to others: layers hold set-user-id files.
@@ -82,6 +84,10 @@ class Layers:
                 fd = self._held.pop(digest, None)
                 if fd is not None:
                     os.close(fd)
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        _close_all(self._held)
 
     def size_bytes(self, digest: str) -> int:
         """Return the size of a layer's content. Raises ImageError if its record is damaged."""

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from coldframe.host import gc, tally
+from coldframe.host import forks, gc, tally
 from coldframe.protocol.errors import CapabilityError
 
 
@@ -22,6 +22,7 @@ class NodeHome:
         self._home = home
         self.directory = home / "nodes" / node_id
         self._lock: int | None = None
+        forks.own(self)
 
     def acquire(self) -> None:
         """Make the directory and take its lock.
@@ -41,6 +42,13 @@ class NodeHome:
             ) from error
         if self._lock is None:
             raise CapabilityError(f"{self.directory} belongs to another node that is alive")
+
+    def abandon(self) -> None:
+        """See `forks.Owner`: the directory is the parent's."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            self.counts.close()
+            os.close(lock)
 
     def release(self) -> None:
         """Remove the directory and let the lock go. Twice is fine."""

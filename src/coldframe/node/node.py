@@ -7,6 +7,7 @@ lives; what a dead one left is found by that and reaped.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from coldframe.host import forks
 from coldframe.images.base import BuildStep, Image
 from coldframe.node import fingerprints
 from coldframe.node.assembly import ImageResolver, assemble
@@ -66,6 +68,8 @@ class Node:
         self._home = NodeHome(self.settings.home, self.id)
         self._given = (runtime, images)
         self._open = False
+        self._process = os.getpid()
+        forks.own(self)
 
     # --- start, close -----------------------------------------------------------------
 
@@ -90,6 +94,10 @@ class Node:
             self.settings, self.id, self.runtime, self._execs, self._home.counts
         )
         self._open = True
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        self._open = False
 
     async def close(self) -> CloseReport:
         """End every sandbox, whatever fails meanwhile, and say what could not be ended.
@@ -117,6 +125,11 @@ class Node:
         await self.close()
 
     def _require_open(self) -> None:
+        if self._process != os.getpid():
+            raise ClientClosedError(
+                f"this node belongs to process {self._process}; a forked process starts one of its "
+                "own"
+            )
         if not self._open:
             raise ClientClosedError("the node is closed, or was never started")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from coldframe.host import census, gc
+from coldframe.host import census, forks, gc
 from coldframe.host.cgroups import NodeCgroups, make_node_cgroups
 from coldframe.host.descriptors import needing_room
 from coldframe.host.egress import steering
@@ -38,6 +38,7 @@ from coldframe.host.wire import VERSION, GoneCause
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     CapabilityError,
+    ClientClosedError,
     ColdframeError,
     CreateError,
     InvalidRequestError,
@@ -100,7 +101,8 @@ class NativeRuntime:
         self._restarting = asyncio.Lock()
         self._turn = 0
         self._lock: int | None = None
-        self._open = False
+        self._open = self._abandoned = False
+        forks.own(self)
         self.leak_grace_s = _LEAK_GRACE_S
         """How long `leaks` lets the kernel take down what it is taking down."""
         self.inject: str | None = None
@@ -165,15 +167,16 @@ class NativeRuntime:
             raise
         self._undo = undo
         self._open = True
+        forks.own_loop(asyncio.get_running_loop())
         self._refill_spares()
 
     def _acquire(self, undo: contextlib.ExitStack) -> None:
         """Take what needs no waiting, and note how each is given back."""
         try:
             # A node that holds the lock itself shares its life with us.
-            lock = gc.hold_node(self._state)
-            if lock is not None:
-                undo.callback(os.close, lock)
+            self._lock = gc.hold_node(self._state)
+            if self._lock is not None:
+                undo.callback(self._release_lock)
                 undo.callback(self._remove_state)
             for name in ("spool", "uppers"):
                 path = self._state / name
@@ -197,6 +200,11 @@ class NativeRuntime:
         undo.callback(self._file_threads.close)
         self._threads = FileThreads(_STORAGE_THREADS)
         undo.callback(self._threads.close)
+
+    def _release_lock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def _remove_state(self) -> None:
         with contextlib.suppress(OSError):
@@ -227,6 +235,11 @@ class NativeRuntime:
         await self._storage.clear(self._remove_tree_here)
         self._network.close()
         await asyncio.to_thread(self._undo.close)
+
+    def abandon(self) -> None:
+        """See `forks.Owner`: the sandboxes are the parent's."""
+        self._open, self._abandoned = False, True
+        self._release_lock()
 
     async def destroy_all(self) -> None:
         """End every sandbox, those that are being made too."""
@@ -262,6 +275,7 @@ class NativeRuntime:
 
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
         """See `Runtime.create`."""
+        self._require_own()
         if not self._open:
             raise CreateError("the native runtime has not been started")
         if sandbox_id in self._sandboxes:
@@ -406,7 +420,14 @@ class NativeRuntime:
 
     # --- end --------------------------------------------------------------------------
 
+    def _require_own(self) -> None:
+        if self._abandoned:
+            raise ClientClosedError(
+                "this runtime is the parent's; a forked process starts one of its own"
+            )
+
     async def _end(self, sandbox: NativeSandbox) -> None:
+        self._require_own()
         parts = sandbox.parts
         await parts.egress.close()
         try:

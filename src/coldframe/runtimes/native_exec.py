@@ -12,7 +12,7 @@ import termios
 import time
 from collections.abc import Callable
 
-from coldframe.host import wire
+from coldframe.host import forks, wire
 from coldframe.host.descriptors import needing_room
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.host.pipes import StatusStream, StdinFeed
@@ -67,6 +67,7 @@ class NativeExec:
         self._building: Undertaking[ExecResult] | None = None
         self._on_end = ended
         execution.ended.then(self._ended)
+        forks.own(self)
 
     # --- life -------------------------------------------------------------------------
 
@@ -167,6 +168,13 @@ class NativeExec:
             if not self._dropped:
                 ended.result().close()
             self._dropped = True
+
+    def abandon(self) -> None:
+        """See `forks.Owner`; what it reads and writes by is let go of by itself."""
+        self._pty, pty = -1, self._pty
+        if pty >= 0:
+            os.close(pty)
+        self.drop()
 
     def __del__(self) -> None:
         # Nobody can ask for the kept output any more, and it holds descriptors.

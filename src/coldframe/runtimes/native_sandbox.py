@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldframe.host import processes
+from coldframe.host import forks, processes
 from coldframe.host.descriptors import needing_room
 from coldframe.host.egress.listeners import LISTENERS
 from coldframe.host.export import export_layer
@@ -215,7 +215,7 @@ class NativeSandbox:
         reason = "refused"
         for family, address in _LOOPBACKS:
             with self._typed("no socket can be made in it"):
-                made = await self.parts.spawner.make_socket(self._id, family)
+                made = forks.own_socket(await self.parts.spawner.make_socket(self._id, family))
             try:
                 loop = asyncio.get_running_loop()
                 await asyncio.wait_for(loop.sock_connect(made, (address, port)), _CONNECT_TIMEOUT_S)

@@ -537,13 +537,18 @@ async def test_sandbox_whose_pid_one_is_killed_is_gone_with_its_output(
     await sandbox.destroy()
 
 
+def choose_for_oom(pid: int) -> None:
+    """Make a process the largest that the OOM killer sees."""
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
 @pytest.mark.parametrize("hog", ["exec", "leftover"])
 async def test_sandbox_whose_pid_one_the_oom_killer_chose_is_gone_as_oom(
     make_sandbox: MakeSandbox, hog: str
 ) -> None:
     """Told from a kill by hand: the sandbox had too little memory, and what ran in it ended so."""
     sandbox = await make_sandbox(memory_bytes=64 * MIB)
-    Path(f"/proc/{sandbox.parts.created.pid}/oom_score_adj").write_text("1000")
+    choose_for_oom(sandbox.parts.created.pid)
     waiting = await sandbox.start_exec(
         ExecRequest(command="echo before; sleep 1000"), new_operation_id()
     )

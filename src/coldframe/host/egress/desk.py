@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from coldframe.host import forks
 from coldframe.host.egress import relay
 from coldframe.host.egress.addresses import Address, canonical
 from coldframe.host.egress.annex import Annex
@@ -107,7 +108,7 @@ class Desk:
 
     def serve(self, kind: EgressKind, client: socket.socket, serve: Serve) -> None:
         """Take a connection of the sandbox's and serve it in a task of its own."""
-        client.setblocking(False)
+        forks.own_socket(client).setblocking(False)
         with contextlib.suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         flow = Flow(self._next, kind, client, self.meter)
@@ -298,6 +299,7 @@ async def open_connection(address: Address, port: int) -> socket.socket:
     """Connect from the node's own network namespace. Raises OSError, TimeoutError."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    forks.own_socket(made)
     try:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
+from coldframe.host import forks
 from coldframe.host.egress import dns
 from coldframe.host.egress.desk import Desk, RefusedError, Room, Serve, UnreachableError
 from coldframe.host.egress.events import EventLog
@@ -54,6 +55,7 @@ class Gateway:
     ) -> None:
         """`network` is a descriptor of the sandbox's network namespace, and is now its own."""
         self._network = network
+        forks.own(self)
         self.desk = Desk(engine, Names(resolve), log, room)
         self._undo = contextlib.ExitStack()
         self._accepting = False
@@ -105,6 +107,12 @@ class Gateway:
                 self._listen(one, EgressKind.TCP, serve)
         for sink, errors in sockets.sinks:
             self._undo.callback(DatagramRefuser(self.desk, sink, errors).close)
+
+    def abandon(self) -> None:
+        """See `forks.Owner`: the namespace must not outlive its sandbox in a child."""
+        network, self._network = self._network, -1
+        if network >= 0:
+            os.close(network)
 
     async def close(self, *, sandbox_ends: bool = False) -> None:
         """End every connection and take everything out of the namespace. Twice is fine.

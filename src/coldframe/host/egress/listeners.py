@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from coldframe.host import forks
 from coldframe.host.egress.namespace import write_sysctl
 from coldframe.host.egress.netlink import RouteSocket
 
@@ -68,7 +69,8 @@ def make_listeners() -> Listeners:
 
         def open_socket(family: int, kind: int, protocol: int = 0) -> socket.socket:
             flags = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-            return undo.enter_context(socket.socket(family, kind | flags, protocol))
+            made = forks.own_socket(socket.socket(family, kind | flags, protocol))
+            return undo.enter_context(made)
 
         def listener(family: int, address: str, port: int) -> socket.socket:
             made = open_socket(family, socket.SOCK_STREAM)
