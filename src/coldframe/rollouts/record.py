@@ -94,6 +94,7 @@ def _task_step(attempt: Attempt, stage: Stage) -> TaskStepRecord:
         name=stage.step.name or "",
         first_step=stage.first_step,
         end_step=stage.end_step,
+        prompt=stage.prompt,
         termination=stage.outcome.termination,
         policy_failure=_policy_failure(stage.outcome),
         rewards=None if stage.failure else stage.rewards,
@@ -163,7 +164,7 @@ def _identity(attempt: Attempt) -> Identity:
             version=attempt.harness.version,
             settings=_harness_settings(attempt),
             tool_schemas=tuple(attempt.recorder.tool_schemas),
-            prompt=tuple(attempt.recorder.prompt),
+            prompt=() if task.multi_step else tuple(attempt.recorder.prompt),
         ),
         verifier=VerifierIdentity(
             name=_verifier_name(task), version=grading.VERSION, digest=task.tests_digest

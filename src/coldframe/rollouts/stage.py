@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Outcome, Solution
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import (
@@ -33,6 +34,7 @@ from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.task import TaskStep
 from coldframe.rollouts.verifier import PLACES, Verifier
+from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.schema import Failure, Termination
 from coldframe.trajectories.verification import Collected, Verification
@@ -67,6 +69,7 @@ class Stage:
     rewards: dict[str, float] | None = None
     failure: Failure | None = None
     stopped: bool = False
+    prompt: tuple[BlobRef, ...] = ()
     first_step: int = 0
     end_step: int = 0
     verify_s: float = 0.0
@@ -101,6 +104,7 @@ class Stage:
             self.outcome = await self._act()
         finally:
             self.attempt.recorder.close()
+            self.prompt = tuple(self.attempt.recorder.prompt)
             self.end_step = len(self.attempt.recorder.steps)
         begun = time.monotonic()
         try:
@@ -149,8 +153,9 @@ class Stage:
     async def _act(self) -> Outcome:
         """Run the harness until it is done or its time is over."""
         attempt, step = self.attempt, self.step
-        limit = attempt.agent_s(step)
-        harness, settings = attempt.harness, attempt.settings
+        limit, settings = attempt.agent_s(step), attempt.settings
+        harness = load_harness(settings.harness)
+        attempt.recorder.prompt = []
         episode = Episode(
             sandbox=self.sandbox,
             instruction=step.instruction,

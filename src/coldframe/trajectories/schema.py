@@ -168,7 +168,8 @@ class HarnessIdentity(Model):
     settings: dict[str, Any] = Field(default_factory=dict)
     tool_schemas: tuple[dict[str, Any], ...] = ()
     prompt: tuple[BlobRef, ...] = ()
-    """The messages that the model was given before its first action, one JSON object each."""
+    """The messages that the model was given before its first action, one JSON object each.
+    Of a task of several steps: with each of them."""
 
 
 class VerifierIdentity(Model):
@@ -294,6 +295,8 @@ class TaskStepRecord(Model):
     first_step: int = Field(ge=0)
     """Index into `steps`; the task step's own are `steps[first_step:end_step]`."""
     end_step: int = Field(ge=0)
+    prompt: tuple[BlobRef, ...] = ()
+    """The messages that the model was given before this step's first action."""
     termination: Termination
     policy_failure: PolicyFailure | None = None
     rewards: dict[str, float] | None = None

@@ -8,6 +8,7 @@ import pytest
 
 from coldframe.harnesses.base import ModelSettings
 from coldframe.rollouts.attribution import may_retry
+from coldframe.trajectories.store import BlobStore
 from tests.doubles.model_endpoint import Bash, ModelEndpoint, Say
 from tests.integration.rollouts.conftest import RunAttempt
 from tests.integration.rollouts.test_attempt import make_task
@@ -200,6 +201,10 @@ async def test_steps_of_a_model_are_aligned_with_its_turns(
     assert None not in tokens
     assert sum(filter(None, tokens)) == trajectory.totals.completion_tokens
     assert [one.totals.calls for one in trajectory.task_steps] == [1, 2]
+    blobs = BlobStore(tmp_path / "blobs")
+    prompts = [b"".join(map(blobs.get, one.prompt)) for one in trajectory.task_steps]
+    assert ["Do one" in prompts[0].decode(), "Do two" in prompts[1].decode()] == [True, True]
+    assert b"Do one" not in prompts[1]
 
 
 async def test_step_that_is_not_healthy_is_a_startup_failure_that_is_not_tried_again(
