@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
@@ -22,6 +23,8 @@
 #define BUCKETS 1024u
 #define REMOVE_TRIES 600u
 #define REAP_TRIES 500u
+/* A sandbox can make pid 1 report orphans for as long as it likes: others get their turn between. */
+#define REPORTS_PER_TURN 64u
 
 const char *const worker_steps[] = {
 	"cgroup", "channel", "clone",	 "map",	 "limits",	    "layers",
@@ -165,7 +168,7 @@ static void timer_fired(struct timer *timer)
 		sandbox_kill_progress(sandbox);
 }
 
-static void read_channel(struct sandbox *sandbox);
+static void read_channel(struct sandbox *sandbox, unsigned most);
 
 static void pidfd_ready(struct source *source, uint32_t events)
 {
@@ -182,7 +185,7 @@ static void pidfd_ready(struct source *source, uint32_t events)
 							  : info.si_status & 0x7f;
 	/* What it reported before it died counts. */
 	if (!sandbox->channel_ended)
-		read_channel(sandbox);
+		read_channel(sandbox, UINT_MAX);
 	after_death(sandbox);
 }
 
@@ -352,9 +355,9 @@ static void handle_report(struct sandbox *sandbox, const struct report *report)
 	}
 }
 
-static void read_channel(struct sandbox *sandbox)
+static void read_channel(struct sandbox *sandbox, unsigned most)
 {
-	while (sandbox->channel >= 0) {
+	while (sandbox->channel >= 0 && most--) {
 		struct report report;
 		ssize_t got = recv(sandbox->channel, &report, sizeof(report), MSG_DONTWAIT);
 
@@ -379,7 +382,7 @@ static void channel_ready(struct source *source, uint32_t events)
 	(void)events;
 	if (sandbox->channel < 0 || sandbox->channel_ended)
 		return;
-	read_channel(sandbox);
+	read_channel(sandbox, REPORTS_PER_TURN);
 	if (!sandbox->channel_ended || sandbox->channel < 0)
 		return;
 	/* Only pid 1 holds the other end: it is dead or dying. */

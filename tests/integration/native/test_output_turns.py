@@ -87,6 +87,44 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
     assert order[0] == "request"
 
 
+async def _until_reaped(native: Native, sandbox: Created) -> None:
+    """Return once pid 1 has no child left; the worker need not answer for this."""
+    async with asyncio.timeout(20):
+        while Path(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children").read_text():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.005)
+
+
+async def test_request_is_answered_between_reports_of_a_sandboxes_dead(native: Native) -> None:
+    """A sandbox whose processes die all the time must not keep the worker to itself."""
+    sandbox = await native.create()
+    order: list[str] = []
+    async with _pipe() as (go, go_write):
+        started = [
+            native.start(sandbox, "sh", "-c", "read x", stdin=go, want_started=True)
+            for _ in range(150)
+        ]
+        for execution in started:
+            assert execution.started is not None
+            await execution.started
+        ended = [asyncio.ensure_future(_end(one)) for one in started]
+        for future in ended:
+            future.add_done_callback(lambda _: order.append("end"))
+        await native.spawner.stat()
+        with _stopped_worker(native):
+            os.write(go_write, b"x\n" * len(started))
+            await _until_reaped(native, sandbox)
+            asked = asyncio.ensure_future(native.spawner.processes(sandbox.sandbox_id))
+            asked.add_done_callback(lambda _: order.append("request"))
+            await asyncio.sleep(0)
+        await asyncio.gather(asked, *ended)
+
+    assert order.index("request") <= 64
+
+
+async def _end(execution: Execution) -> None:
+    await execution.ended
+
+
 async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native) -> None:
     """Ten commands of one sandbox must not be read ten times as often as one of another."""
     many, one = await native.create(), await native.create()
