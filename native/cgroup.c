@@ -86,11 +86,7 @@ static int split_sandbox(struct sandbox *sandbox)
 
 int cgroup_create(struct sandbox *sandbox)
 {
-	const int v1[] = {
-		sandbox->limits.memory ? bases->memory : -1,
-		sandbox->limits.cpu_milli ? bases->cpu : -1,
-		sandbox->limits.pids ? bases->pids : -1,
-	};
+	const int v1[] = {bases->memory, bases->cpu, bases->pids};
 	int error = make_directory(bases->unified, sandbox->id);
 
 	for (size_t i = 0; i < ARRAY_LEN(v1) && !error; i++)
@@ -278,11 +274,7 @@ int cgroup_remove(struct sandbox *sandbox)
 
 int cgroup_enter_v1(const struct sandbox *sandbox)
 {
-	const int v1[] = {
-		sandbox->limits.memory ? bases->memory : -1,
-		sandbox->limits.cpu_milli ? bases->cpu : -1,
-		sandbox->limits.pids ? bases->pids : -1,
-	};
+	const int v1[] = {bases->memory, bases->cpu, bases->pids};
 	char path[ID_MAX + 16];
 	size_t len = strlen(sandbox->id);
 

@@ -1,8 +1,8 @@
 /*
  * Executed from the sealed memfd as the first process of every namespace of a sandbox, with
- * nothing but one end of its channel. It is told how to set up (one message), that its ids are
- * mapped (a second one), gets the root and /dev as detached mounts (a third one), and answers
- * READY or FAILED.
+ * nothing but one end of its channel. Four messages come by it: what is asked (init_order); that its
+ * ids are mapped, with /dev as a detached mount; how to set up (init_config), which a blank waits
+ * for; and the root, as a detached mount too. It answers READY or FAILED.
  */
 #define _GNU_SOURCE
 #include "init.h"
@@ -30,57 +30,51 @@
 
 enum step {
 	STEP_NAMESPACE,
-	STEP_HOSTNAME,
 	STEP_LOOPBACK,
 	STEP_IDENTITY,
 	STEP_PROC,
 	STEP_SYS,
-	STEP_DEVPTS,
-	STEP_SHM,
-	STEP_SYSCTL,
-	STEP_PROBE,
-	STEP_ROOT,
 	STEP_DEV,
-	STEP_PIVOT,
+	STEP_DEVPTS,
+	STEP_SYSCTL,
 	STEP_MASK,
+	STEP_HOSTNAME,
+	STEP_SHM,
+	STEP_ROOT,
+	STEP_PLACE,
+	STEP_PIVOT,
 	STEP_PRIVILEGES,
 	STEP_COUNT,
 };
 
 const char *const init_steps[] = {
 	[STEP_NAMESPACE] = "namespace",
-	[STEP_HOSTNAME] = "hostname",
 	[STEP_LOOPBACK] = "loopback",
 	[STEP_IDENTITY] = "identity",
 	[STEP_PROC] = "proc",
 	[STEP_SYS] = "sys",
-	[STEP_DEVPTS] = "devpts",
-	[STEP_SHM] = "shm",
-	[STEP_SYSCTL] = "sysctl",
-	[STEP_PROBE] = "probe",
-	[STEP_ROOT] = "root",
 	[STEP_DEV] = "dev",
-	[STEP_PIVOT] = "pivot",
+	[STEP_DEVPTS] = "devpts",
+	[STEP_SYSCTL] = "sysctl",
 	[STEP_MASK] = "mask",
+	[STEP_HOSTNAME] = "hostname",
+	[STEP_SHM] = "shm",
+	[STEP_ROOT] = "root",
+	[STEP_PLACE] = "place",
+	[STEP_PIVOT] = "pivot",
 	[STEP_PRIVILEGES] = "privileges",
 };
 const size_t init_step_count = STEP_COUNT;
 
 static struct init_config config;
 
-/* Made while the worker makes the root, then moved into it: each below the one it lies on. */
-static struct {
-	const char *target;
-	int fd;
-} mounts[] = {
-	{"proc", -1},
-	{"sys", -1},
-	{"dev", -1},
-	{"dev/pts", -1},
-	{"dev/shm", -1},
-};
-
-enum { MOUNT_PROC, MOUNT_SYS, MOUNT_DEV, MOUNT_DEVPTS, MOUNT_SHM };
+/*
+ * What lies in the root of every sandbox, put together here before there is one. The image can have
+ * links where these go: they are moved there by descriptors.
+ */
+#define NEW_PROC "/new/proc"
+#define NEW_SYS "/new/sys"
+#define NEW_DEV "/new/dev"
 
 static void report(const struct report *message)
 {
@@ -88,12 +82,12 @@ static void report(const struct report *message)
 		;
 }
 
-/* Receive one message; descriptors that come with it go to `fds`. Returns its length. */
-static ssize_t receive(void *buf, size_t len, int *fds, size_t count)
+/* Receive one message of `len` bytes, and a descriptor with it if `fd` is given; or end. */
+static void receive(void *buf, size_t len, int *fd)
 {
 	union {
 		struct cmsghdr align;
-		char room[CMSG_SPACE(4 * sizeof(int))];
+		char room[CMSG_SPACE(sizeof(int))];
 	} control;
 	struct iovec part = {.iov_base = buf, .iov_len = len};
 	struct msghdr message = {
@@ -105,15 +99,13 @@ static ssize_t receive(void *buf, size_t len, int *fds, size_t count)
 	ssize_t got = recvmsg(INIT_CHANNEL, &message, MSG_CMSG_CLOEXEC);
 	struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
 
-	if (got < 0)
-		return -errno;
-	if (count) {
-		if (!header || header->cmsg_type != SCM_RIGHTS ||
-		    header->cmsg_len != CMSG_LEN(count * sizeof(int)))
-			return -EPROTO;
-		memcpy(fds, CMSG_DATA(header), count * sizeof(int));
-	}
-	return got;
+	if (got != (ssize_t)len)
+		_exit(1);
+	if (!fd)
+		return;
+	if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
+		_exit(1);
+	memcpy(fd, CMSG_DATA(header), sizeof(int));
 }
 
 static int loopback_up(void)
@@ -136,10 +128,16 @@ static int become_root(void)
 	return 0;
 }
 
-static int make_mount(int *made, const char *type, unsigned attributes,
+static int attach(int mount, const char *path)
+{
+	return sys_move_mount(mount, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0 ? -errno : 0;
+}
+
+static int make_mount(const char *type, const char *path, unsigned attributes,
 		      const char *const options[][2])
 {
 	auto_close int fs = sys_fsopen(type);
+	auto_close int mount = -1;
 
 	if (fs < 0)
 		return -errno;
@@ -148,8 +146,8 @@ static int make_mount(int *made, const char *type, unsigned attributes,
 			return -errno;
 	if (sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
 		return -errno;
-	*made = sys_fsmount(fs, attributes);
-	return *made < 0 ? -errno : 0;
+	mount = sys_fsmount(fs, attributes);
+	return mount < 0 ? -errno : attach(mount, path);
 }
 
 static int make_devpts(void)
@@ -157,7 +155,7 @@ static int make_devpts(void)
 	static const char *const options[][2] = {
 		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {NULL, NULL}};
 
-	return make_mount(&mounts[MOUNT_DEVPTS].fd, "devpts", ATTR_NOSUID | ATTR_NOEXEC, options);
+	return make_mount("devpts", NEW_DEV "/pts", ATTR_NOSUID | ATTR_NOEXEC, options);
 }
 
 static int make_shm(void)
@@ -166,31 +164,31 @@ static int make_shm(void)
 	const char *const options[][2] = {{"mode", "1777"}, {"size", size}, {NULL, NULL}};
 
 	snprintf(size, sizeof(size), "%llu", (unsigned long long)config.shm_bytes);
-	return make_mount(&mounts[MOUNT_SHM].fd, "tmpfs", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-			  options);
+	return make_mount("tmpfs", NEW_DEV "/shm", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, options);
 }
 
 static int mount_root(int root)
 {
-	if (sys_move_mount(root, "", AT_FDCWD, "/mnt", MOVE_EMPTY_PATH) < 0)
-		return -errno;
+	int error = attach(root, "/mnt");
+
+	if (error)
+		return error;
 	/* The descriptor leads into the mount just moved; /mnt by name does too. */
 	return chdir("/mnt") < 0 ? -errno : 0;
 }
 
-/* Move each mount to its place below the current directory, links not followed. */
-static int place_mounts(int dev)
+/* Move each mount, and what lies on it, to its place below the current directory. */
+static int place_mounts(void)
 {
-	mounts[MOUNT_DEV].fd = dev;
+	static const char *const mounts[][2] = {{NEW_PROC, "proc"}, {NEW_SYS, "sys"}, {NEW_DEV, "dev"}};
+
 	for (size_t i = 0; i < ARRAY_LEN(mounts); i++) {
 		auto_close int place =
-			sys_openat2(AT_FDCWD, mounts[i].target, O_PATH | O_DIRECTORY | O_CLOEXEC,
+			sys_openat2(AT_FDCWD, mounts[i][1], O_PATH | O_DIRECTORY | O_CLOEXEC,
 				    RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
 
-		if (place < 0 ||
-		    sys_move_mount(mounts[i].fd, "", place, "", MOVE_EMPTY_PATH | 0x40) < 0)
+		if (place < 0 || sys_move_mount(AT_FDCWD, mounts[i][0], place, "", TO_EMPTY_PATH) < 0)
 			return -errno;
-		close_quietly(&mounts[i].fd);
 	}
 	return 0;
 }
@@ -211,7 +209,7 @@ static int cover(const char *path, const char *with)
 
 	if (copy < 0)
 		return errno == ENOENT ? 0 : -errno;
-	if (strcmp(with, "/dev/null") != 0 && sys_mount_setattr(copy, "", EMPTY_PATH, &read_only) < 0)
+	if (strcmp(with, NEW_DEV "/null") != 0 && sys_mount_setattr(copy, "", EMPTY_PATH, &read_only) < 0)
 		return -errno;
 	if (sys_move_mount(copy, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0)
 		return errno == ENOENT ? 0 : -errno;
@@ -224,61 +222,48 @@ static int cover(const char *path, const char *with)
  * which would cost time and memory: those are left out, but asked for each time.
  */
 static const struct {
-	int mount;
-	const char *path; /* below its mount, which lies at / plus its target */
-	const char *with;
+	const char *path;
+	const char *with; /* NULL: itself */
 	int mode; /* covered if root here could do this to it */
 } masked[] = {
-	{MOUNT_PROC, "kcore", "/dev/null", R_OK},
-	{MOUNT_PROC, "keys", "/dev/null", R_OK},
-	{MOUNT_PROC, "timer_list", "/dev/null", R_OK},
-	{MOUNT_PROC, "latency_stats", "/dev/null", R_OK},
-	{MOUNT_PROC, "sched_debug", "/dev/null", R_OK},
-	{MOUNT_PROC, "kmsg", "/dev/null", R_OK},
-	{MOUNT_PROC, "kpageflags", "/dev/null", R_OK},
-	{MOUNT_PROC, "sysrq-trigger", "/dev/null", W_OK},
-	{MOUNT_PROC, "acpi", "/dev/.empty", R_OK},
-	{MOUNT_PROC, "asound", "/dev/.empty", R_OK},
-	{MOUNT_PROC, "scsi", "/dev/.empty", R_OK},
-	{MOUNT_SYS, "firmware", "/dev/.empty", R_OK},
-	{MOUNT_SYS, "devices/virtual/powercap", "/dev/.empty", R_OK},
-	{MOUNT_PROC, "bus", NULL, W_OK},
-	{MOUNT_PROC, "fs", NULL, W_OK},
-	{MOUNT_PROC, "irq", NULL, W_OK},
-	{MOUNT_PROC, "sys", NULL, F_OK},
+	{NEW_PROC "/kcore", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/keys", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/timer_list", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/latency_stats", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/sched_debug", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/kmsg", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/kpageflags", NEW_DEV "/null", R_OK},
+	{NEW_PROC "/sysrq-trigger", NEW_DEV "/null", W_OK},
+	{NEW_PROC "/acpi", NEW_DEV "/.empty", R_OK},
+	{NEW_PROC "/asound", NEW_DEV "/.empty", R_OK},
+	{NEW_PROC "/scsi", NEW_DEV "/.empty", R_OK},
+	{NEW_SYS "/firmware", NEW_DEV "/.empty", R_OK},
+	{NEW_SYS "/devices/virtual/powercap", NEW_DEV "/.empty", R_OK},
+	{NEW_PROC "/bus", NULL, W_OK},
+	{NEW_PROC "/fs", NULL, W_OK},
+	{NEW_PROC "/irq", NULL, W_OK},
+	{NEW_PROC "/sys", NULL, F_OK},
 };
-static bool reachable[ARRAY_LEN(masked)];
-
-static int probe_masked(void)
-{
-	for (size_t i = 0; i < ARRAY_LEN(masked); i++)
-		reachable[i] = faccessat(mounts[masked[i].mount].fd, masked[i].path,
-					 masked[i].mode, 0) == 0;
-	return 0;
-}
 
 static int mask_paths(void)
 {
 	for (size_t i = 0; i < ARRAY_LEN(masked); i++) {
-		char path[64];
-		int error;
+		const char *path = masked[i].path;
+		int error = 0;
 
-		if (!reachable[i])
-			continue;
-		snprintf(path, sizeof(path), "/%s/%s", mounts[masked[i].mount].target,
-			 masked[i].path);
-		error = cover(path, masked[i].with ? masked[i].with : path);
+		if (faccessat(AT_FDCWD, path, masked[i].mode, 0) == 0)
+			error = cover(path, masked[i].with ? masked[i].with : path);
 		if (error < 0)
 			return error;
 	}
 	/* The covers keep it; nobody can put anything into a removed directory. */
-	return rmdir("/dev/.empty") < 0 ? -errno : 0;
+	return rmdir(NEW_DEV "/.empty") < 0 ? -errno : 0;
 }
 
 static int set_sysctls(void)
 {
 	/* No user namespace below this one: it would bring back every capability. */
-	return write_file_at(mounts[MOUNT_PROC].fd, "sys/user/max_user_namespaces", "0");
+	return write_file_at(AT_FDCWD, NEW_PROC "/sys/user/max_user_namespaces", "0");
 }
 
 static int drop_privileges(void)
@@ -299,40 +284,40 @@ static int drop_privileges(void)
 	return sys_close_range(INIT_CHANNEL + 1, ~0u, 0) < 0 ? -errno : 0;
 }
 
-static int run_step(enum step step, int root, int dev)
+/* `mount`: the one that came with the last message. */
+static int run_step(enum step step, int mount)
 {
 	switch (step) {
 	case STEP_NAMESPACE:
 		/* Not in clone3: there it would be rooted at the worker's own cgroup. */
 		return unshare(CLONE_NEWCGROUP) < 0 ? -errno : 0;
-	case STEP_HOSTNAME:
-		return sethostname(config.hostname, strlen(config.hostname)) < 0 ? -errno : 0;
 	case STEP_LOOPBACK:
 		return loopback_up();
 	case STEP_IDENTITY:
 		return become_root();
 	case STEP_PROC:
-		return make_mount(&mounts[MOUNT_PROC].fd, "proc",
-				  ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
+		return make_mount("proc", NEW_PROC, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
 	case STEP_SYS:
-		return make_mount(&mounts[MOUNT_SYS].fd, "sysfs",
+		return make_mount("sysfs", NEW_SYS,
 				  ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
+	case STEP_DEV:
+		return attach(mount, NEW_DEV);
 	case STEP_DEVPTS:
 		return make_devpts();
+	case STEP_SYSCTL:
+		return set_sysctls();
+	case STEP_MASK:
+		return mask_paths();
+	case STEP_HOSTNAME:
+		return sethostname(config.hostname, strlen(config.hostname)) < 0 ? -errno : 0;
 	case STEP_SHM:
 		return make_shm();
 	case STEP_ROOT:
-		return mount_root(root);
-	case STEP_DEV:
-		return place_mounts(dev);
+		return mount_root(mount);
+	case STEP_PLACE:
+		return place_mounts();
 	case STEP_PIVOT:
 		return pivot();
-	case STEP_SYSCTL:
-		return set_sysctls();
-	case STEP_PROBE:
-		return probe_masked();
-	case STEP_MASK:
-		return mask_paths();
 	case STEP_PRIVILEGES:
 		return drop_privileges();
 	case STEP_COUNT:
@@ -352,22 +337,33 @@ static void fail(enum step step, int error)
 
 static void set_up(void)
 {
-	int fds[2] = {-1, -1};
+	struct report prepared = {.kind = REPORT_PREPARED};
+	struct init_order order;
+	const char *inject = order.inject;
+	int mount = -1;
 	char go;
 
-	if (receive(&config, sizeof(config), NULL, 0) != (ssize_t)sizeof(config))
-		_exit(1);
+	receive(&order, sizeof(order), NULL);
 	for (enum step step = 0; step < STEP_COUNT; step++) {
 		int error;
 
 		/* What needs no ids is done while the worker maps them, */
-		if (step == STEP_IDENTITY && receive(&go, 1, NULL, 0) != 1)
-			_exit(1);
-		/* and what needs no root while it makes that. */
-		if (step == STEP_ROOT && receive(&go, 1, fds, 2) != 1)
-			_exit(1);
-		error = strcmp(config.inject, init_steps[step]) == 0 ? -EIO
-								      : run_step(step, fds[0], fds[1]);
+		if (step == STEP_IDENTITY)
+			receive(&go, 1, &mount);
+		/* what needs no configuration before it is asked for, */
+		if (step == STEP_HOSTNAME) {
+			if (order.ahead)
+				report(&prepared);
+			receive(&config, sizeof(config), NULL);
+			prctl(PR_SET_NAME, INIT_NAME, 0, 0, 0);
+			inject = config.inject;
+		}
+		/* and what needs no root while it is made. */
+		if (step == STEP_ROOT) {
+			close_quietly(&mount);
+			receive(&go, 1, &mount);
+		}
+		error = strcmp(inject, init_steps[step]) == 0 ? -EIO : run_step(step, mount);
 		if (error < 0)
 			fail(step, error);
 	}
@@ -401,7 +397,7 @@ _Noreturn void init_main(void)
 	struct report ready = {.kind = REPORT_READY};
 	sigset_t all, child;
 
-	prctl(PR_SET_NAME, INIT_NAME, 0, 0, 0);
+	prctl(PR_SET_NAME, BLANK_NAME, 0, 0, 0);
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	sigemptyset(&child);

@@ -7,17 +7,28 @@
 #define INIT_NAME "pid1"
 #define INIT_CHANNEL 3
 
+/* Until it is told what for: then INIT_NAME. */
+#define BLANK_NAME "blank"
+#define INJECT_SIZE 23
+
+/* The first message. */
+struct init_order {
+	uint8_t ahead; /* report when all is done that needs no configuration */
+	char inject[INJECT_SIZE];
+};
+
+/* The third. */
 struct init_config {
 	uint64_t shm_bytes;
-	uint32_t no_new_privs;
 	char hostname[65];
-	char inject[23];
+	char inject[INJECT_SIZE];
 };
 
 enum report_kind {
 	REPORT_READY = 1,
 	REPORT_FAILED = 2,
 	REPORT_REAPED = 3,
+	REPORT_PREPARED = 4,
 };
 
 struct report {

@@ -39,6 +39,7 @@
 #define ATTR_NODEV 0x4u
 #define ATTR_NOEXEC 0x8u
 #define MOVE_EMPTY_PATH 4u /* MOVE_MOUNT_F_EMPTY_PATH */
+#define TO_EMPTY_PATH 0x40u /* MOVE_MOUNT_T_EMPTY_PATH */
 
 struct mount_attributes {
 	uint64_t attr_set;

@@ -223,6 +223,13 @@ static void handle_hello(struct request *r)
 
 /* --- sandboxes ------------------------------------------------------------------------ */
 
+/* Never ids that the host itself may use. */
+static void refuse_host_ids(struct request *r, uint64_t id_base)
+{
+	if (id_base < 65536 || id_base % 65536 || id_base > UINT32_MAX - 65536)
+		refuse(r, EINVAL, "the id base is not a multiple of 65536 above 0");
+}
+
 static void handle_create(struct request *r)
 {
 	struct create_spec spec = {.root.upper = -1, .request = r->frame->request};
@@ -252,9 +259,7 @@ static void handle_create(struct request *r)
 	spec.flags = numbers[6];
 	if (!spec.id || !spec.hostname || !spec.root.layer_count)
 		refuse(r, EINVAL, "id, host name or layers are missing");
-	/* Never ids that the host itself may use. */
-	if (numbers[0] < 65536 || numbers[0] % 65536 || numbers[0] > UINT32_MAX - 65536)
-		refuse(r, EINVAL, "the id base is not a multiple of 65536 above 0");
+	refuse_host_ids(r, numbers[0]);
 	if (spec.flags & ~(uint64_t)CREATE_FLAG_NO_NEW_PRIVS)
 		refuse(r, EPROTO, "an unknown flag");
 	if (refused(r))
@@ -266,6 +271,36 @@ static void handle_create(struct request *r)
 		return;
 	}
 	sandbox_create(&spec);
+}
+
+static void handle_prepare(struct request *r)
+{
+	struct create_spec spec = {.root.upper = -1, .request = r->frame->request};
+	uint64_t id_base = 0;
+	struct field field;
+
+	EACH_FIELD(r, field)
+	{
+		if (field.tag == TAG_SANDBOX)
+			spec.id = take_text(r, &field, ID_MAX);
+		else if (field.tag == TAG_PREPARE_NUMBERS)
+			take_numbers(r, &field, &id_base, 1);
+		else if (field.tag == TAG_INJECT)
+			spec.root.inject = take_text(r, &field, 22);
+		else
+			unknown_tag(r);
+	}
+	if (!spec.id)
+		refuse(r, EINVAL, "no id is given");
+	refuse_host_ids(r, id_base);
+	if (refused(r))
+		return;
+	terminate(r);
+	spec.id_base = (uint32_t)id_base;
+	if (valid_id(spec.id))
+		sandbox_prepare(&spec);
+	else
+		answer_error(r->frame->request, EINVAL, "request", "not an id of a sandbox");
 }
 
 /* The sandbox that a request with little else names, or NULL after an error was answered. */
@@ -625,6 +660,9 @@ int request_handle(struct frame *frame, int *fds)
 		return 0;
 	case TYPE_CREATE:
 		handle_create(&request);
+		return 0;
+	case TYPE_PREPARE:
+		handle_prepare(&request);
 		return 0;
 	case TYPE_EXEC:
 		handle_exec(&request);

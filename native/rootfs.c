@@ -52,7 +52,9 @@ static int mount_at(const char *type, const char *path)
  */
 int rootfs_prepare(int layers)
 {
-	static const char *const directories[] = {"/proc", "/sys", "/layers", "/mnt"};
+	/* The last ones are where pid 1 of a sandbox puts together what its root is to hold. */
+	static const char *const directories[] = {"/proc",     "/sys",	   "/layers", "/mnt", "/new",
+						  "/new/proc", "/new/sys", "/new/dev"};
 	auto_close int tree = sys_open_tree(layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
 	auto_close int fs = -1;
 	auto_close int root = -1;
@@ -299,7 +301,7 @@ static void keep_spare_dev(void)
 		spare_dev = make_dev();
 }
 
-static int take_dev(int userns, uint32_t id_base)
+int rootfs_take_dev(int userns, uint32_t id_base)
 {
 	int dev = spare_dev;
 
@@ -353,21 +355,18 @@ static int check_root(const struct root_spec *spec, int root, const char **stage
 static struct overlay parts = {
 	.layers = -1, .upper = -1, .upper_directory = -1, .work_directory = -1};
 
-int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
-		const char **stage)
+int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, const char **stage)
 {
-	int error;
+	int root, error;
 
 	/* Overlay works with the identity it was mounted under, for as long as it lives. */
 	act_as(id_base);
-	*root = make_root(spec, userns, &parts, stage);
-	error = *root < 0 ? *root : check_root(spec, *root, stage);
+	root = make_root(spec, userns, &parts, stage);
+	error = root < 0 ? root : check_root(spec, root, stage);
 	act_as(0);
 	if (error)
-		return error;
-	*stage = "devices";
-	*dev = injected(spec->inject, *stage) ? -EIO : take_dev(userns, id_base);
-	return *dev < 0 ? *dev : 0;
+		close_quietly(&root);
+	return error ? error : root;
 }
 
 #define LATER_MAX 64u

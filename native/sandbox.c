@@ -1,18 +1,13 @@
-/* From CREATE to DESTROY: namespaces, pid 1, and what is left to clear up. */
+/* The sandboxes there are, what their pid 1 tells, and their end. How they begin: create.c. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <linux/capability.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -26,15 +21,8 @@
 /* A sandbox can make pid 1 report orphans for as long as it likes: others get their turn between. */
 #define REPORTS_PER_TURN 64u
 
-const char *const worker_steps[] = {
-	"cgroup", "channel", "clone",	 "map",	 "limits",	    "layers",
-	"upper",  "overlay", "writable", "mount points", "devices", "go",
-};
-const size_t worker_step_count = ARRAY_LEN(worker_steps);
-
 static struct sandbox *table[BUCKETS];
 static struct sandbox *dead;
-static uint8_t clone_stack[32 << 10] __attribute__((aligned(16)));
 
 static struct sandbox **chain_of(const char *id)
 {
@@ -52,6 +40,17 @@ struct sandbox *sandbox_find(const char *id)
 	while (sandbox && strcmp(sandbox->id, id) != 0)
 		sandbox = sandbox->next;
 	return sandbox;
+}
+
+static void timer_fired(struct timer *timer);
+
+void sandbox_list(struct sandbox *sandbox)
+{
+	sandbox->timer.fire = timer_fired;
+	sandbox->next = *chain_of(sandbox->id);
+	*chain_of(sandbox->id) = sandbox;
+	sandbox->listed = true;
+	worker.sandboxes++;
 }
 
 static void forget(struct sandbox *sandbox)
@@ -209,7 +208,7 @@ static void kill_init(struct sandbox *sandbox)
 	await_death(sandbox);
 }
 
-static void create_failed(struct sandbox *sandbox, int error, const char *stage)
+void create_failed(struct sandbox *sandbox, int error, const char *stage)
 {
 	if (!sandbox->fault) {
 		sandbox->fault = -error;
@@ -219,6 +218,12 @@ static void create_failed(struct sandbox *sandbox, int error, const char *stage)
 	kill_init(sandbox);
 }
 
+/* Whether its pid 1 lives and nothing is under way with it. */
+static bool stands(const struct sandbox *sandbox)
+{
+	return sandbox->state == SANDBOX_LIVE || sandbox->state == SANDBOX_BLANK;
+}
+
 void sandbox_destroy(struct sandbox *sandbox, uint64_t request)
 {
 	if (sandbox->destroy_request || sandbox->create_request) {
@@ -226,7 +231,7 @@ void sandbox_destroy(struct sandbox *sandbox, uint64_t request)
 		return;
 	}
 	sandbox->destroy_request = request;
-	if (sandbox->state == SANDBOX_LIVE)
+	if (stands(sandbox))
 		kill_init(sandbox);
 	else if (sandbox->state == SANDBOX_GONE)
 		finish(sandbox, 0);
@@ -239,7 +244,7 @@ void sandboxes_end(void)
 			next = sandbox->next;
 			if (sandbox->state == SANDBOX_GONE)
 				forget(sandbox);
-			else if (sandbox->state == SANDBOX_LIVE)
+			else if (stands(sandbox))
 				sandbox_destroy(sandbox, UINT64_MAX);
 			else if (sandbox->state == SANDBOX_STARTING)
 				create_failed(sandbox, -ECONNRESET, "connection");
@@ -293,49 +298,14 @@ void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
 
 /* --- reports of pid 1 ---------------------------------------------------------------- */
 
-static uint64_t inode_at(const struct sandbox *sandbox, const char *file)
-{
-	char path[48];
-	struct stat st;
-
-	snprintf(path, sizeof(path), "%d/ns/%s", sandbox->pid, file);
-	return fstatat(worker.proc, path, &st, 0) < 0 ? 0 : st.st_ino;
-}
-
-static void created(struct sandbox *sandbox)
-{
-	static const char *const kinds[] = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"};
-	uint64_t numbers[ARRAY_LEN(kinds) + 2];
-	struct builder *b;
-	char path[32];
-
-	snprintf(path, sizeof(path), "%d/root", sandbox->pid);
-	sandbox->root = openat(worker.proc, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (sandbox->root < 0) {
-		create_failed(sandbox, -errno, "open root");
-		return;
-	}
-	sandbox->state = SANDBOX_LIVE;
-	sandbox->ooms_seen = cgroup_ooms(sandbox);
-	numbers[0] = (uint64_t)sandbox->pid;
-	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
-		numbers[i + 1] = inode_at(sandbox, kinds[i]);
-	numbers[ARRAY_LEN(numbers) - 1] = clock_ns(CLOCK_MONOTONIC) - sandbox->began_ns;
-	b = answer_begin(TYPE_CREATED, sandbox->create_request);
-	build_text(b, TAG_SANDBOX, sandbox->id);
-	build_u64s(b, TAG_CREATED_NUMBERS, numbers, ARRAY_LEN(numbers));
-	build_fd(b, TAG_ROOT_FD, sandbox->root);
-	build_fd(b, TAG_PIDFD, sandbox->pidfd);
-	sandbox->create_request = 0;
-	answer_send(b);
-}
-
 static void handle_report(struct sandbox *sandbox, const struct report *report)
 {
 	struct exec *exec;
 	struct usage usage;
 
-	if (report->kind == REPORT_READY && sandbox->state == SANDBOX_STARTING) {
+	if (report->kind == REPORT_PREPARED && sandbox->state == SANDBOX_STARTING) {
+		prepared(sandbox);
+	} else if (report->kind == REPORT_READY && sandbox->state == SANDBOX_STARTING) {
 		created(sandbox);
 	} else if (report->kind == REPORT_FAILED && sandbox->state == SANDBOX_STARTING) {
 		create_failed(sandbox, -report->status,
@@ -389,239 +359,12 @@ static void channel_ready(struct source *source, uint32_t events)
 	loop_remove(sandbox->channel);
 	if (sandbox->state == SANDBOX_STARTING)
 		create_failed(sandbox, -ECHILD, "pid 1");
-	else if (sandbox->state == SANDBOX_LIVE)
+	else if (stands(sandbox))
 		await_death(sandbox);
 }
 
-/* --- CREATE -------------------------------------------------------------------------- */
-
-struct first_process {
-	const struct sandbox *sandbox;
-	int error;
-	const char *stage;
-};
-
-/* What setting up takes, and what decides whether root inside could reach a file. */
-#define INIT_CAPS                                                                                  \
-	(CAP_BIT(CAP_SYS_ADMIN) | CAP_BIT(CAP_NET_ADMIN) | CAP_BIT(CAP_SYS_RESOURCE) |              \
-	 CAP_BIT(CAP_SETUID) | CAP_BIT(CAP_SETGID) | CAP_BIT(CAP_DAC_OVERRIDE))
-#define CAP_BIT(name) (1u << (name))
-
-/* Not root by any map yet, it would lose all capabilities by execve: ambient ones stay. */
-static int keep_capabilities(void)
+int sandbox_listen(struct sandbox *sandbox)
 {
-	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[2] = {
-		{.effective = INIT_CAPS, .permitted = INIT_CAPS, .inheritable = INIT_CAPS}, {0}};
-
-	if (syscall(SYS_capset, &header, data) < 0)
-		return -errno;
-	for (unsigned long cap = 0; cap < 32; cap++)
-		if (INIT_CAPS & 1u << cap && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0) < 0)
-			return -errno;
-	return 0;
-}
-
-/* Runs in our memory while we wait, and shares our descriptors until it has its own. */
-NEVER_RETURNS static int first_process(void *context)
-{
-	struct first_process *first = context;
-	char *const argv[] = {(char *)INIT_NAME, NULL};
-	char *const env[] = {NULL};
-
-	first->stage = "enter cgroups";
-	first->error = cgroup_enter_v1(first->sandbox);
-	if (first->error)
-		return 1;
-	first->stage = "descriptors";
-	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 ||
-	    dup2(SLOT_CHANNEL, INIT_CHANNEL) < 0 || dup3(SLOT_PROGRAM, 4, O_CLOEXEC) < 0 ||
-	    sys_close_range(5, ~0u, 0) < 0 || sys_close_range(0, 2, 0) < 0) {
-		first->error = -errno;
-		return 1;
-	}
-	first->stage = "capabilities";
-	first->error = keep_capabilities();
-	if (first->error)
-		return 1;
-	first->stage = "execute pid 1";
-	syscall(SYS_execveat, 4, "", argv, env, EMPTY_PATH);
-	first->error = -errno;
-	return 1;
-}
-
-static int clone_first(struct sandbox *sandbox, int their_end, const char **stage)
-{
-	struct first_process first = {.sandbox = sandbox};
-	auto_close int cgroup = cgroup_open_init(sandbox);
-	struct clone_args args = {
-		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PIDFD | CLONE_CGROUP |
-			 CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC |
-			 CLONE_NEWUTS,
-		.pidfd = (uint64_t)(uintptr_t)&sandbox->pidfd,
-		.stack = (uint64_t)(uintptr_t)clone_stack,
-		.stack_size = sizeof(clone_stack),
-		.cgroup = (uint64_t)(unsigned)cgroup,
-	};
-	long pid;
-
-	if (cgroup < 0)
-		return cgroup;
-	if (slot_put(their_end, SLOT_CHANNEL) < 0 || slot_put(worker.program, SLOT_PROGRAM) < 0)
-		return -errno;
-	pid = clone_onto_stack(&args, first_process, &first);
-	slot_clear(SLOT_CHANNEL);
-	slot_clear(SLOT_PROGRAM);
-	if (pid < 0)
-		return (int)pid;
-	sandbox->pid = (pid_t)pid;
-	if (first.error)
-		*stage = first.stage;
-	return first.error;
-}
-
-static int map_ids(const struct sandbox *sandbox, int *userns)
-{
-	char path[48], map[48];
-	int error;
-
-	snprintf(map, sizeof(map), "0 %u 65536", sandbox->id_base);
-	snprintf(path, sizeof(path), "%d/uid_map", sandbox->pid);
-	error = write_file_at(worker.proc, path, map);
-	if (error)
-		return error;
-	snprintf(path, sizeof(path), "%d/gid_map", sandbox->pid);
-	error = write_file_at(worker.proc, path, map);
-	if (error)
-		return error;
-	snprintf(path, sizeof(path), "%d/ns/user", sandbox->pid);
-	*userns = openat(worker.proc, path, O_RDONLY | O_CLOEXEC);
-	return *userns < 0 ? -errno : 0;
-}
-
-static int open_channel(struct sandbox *sandbox, const struct create_spec *spec, int *their_end)
-{
-	struct init_config config = {
-		.shm_bytes = spec->shm_bytes,
-		.no_new_privs = sandbox->no_new_privs,
-	};
-	int pair[2];
-
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-		return -errno;
-	sandbox->channel = pair[0];
-	*their_end = pair[1];
-	snprintf(config.hostname, sizeof(config.hostname), "%s", spec->hostname);
-	if (spec->root.inject)
-		snprintf(config.inject, sizeof(config.inject), "%s", spec->root.inject);
-	if (send(sandbox->channel, &config, sizeof(config), MSG_NOSIGNAL) < 0)
-		return -errno;
 	sandbox->channel_source.ready = channel_ready;
 	return loop_add(sandbox->channel, &sandbox->channel_source, EPOLLIN);
-}
-
-/* Tell pid 1 by one byte. If it has failed already, its report says at what. */
-static int sent(ssize_t result)
-{
-	return result >= 0 || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
-}
-
-static int send_mapped(const struct sandbox *sandbox)
-{
-	return sent(send(sandbox->channel, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT));
-}
-
-static int send_mounts(const struct sandbox *sandbox, int root, int dev)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(2 * sizeof(int))];
-	} control = {.header = {.cmsg_level = SOL_SOCKET,
-				.cmsg_type = SCM_RIGHTS,
-				.cmsg_len = CMSG_LEN(2 * sizeof(int))}};
-	char go = 1;
-	struct iovec part = {.iov_base = &go, .iov_len = 1};
-	struct msghdr message = {
-		.msg_iov = &part,
-		.msg_iovlen = 1,
-		.msg_control = &control,
-		.msg_controllen = sizeof(control),
-	};
-
-	memcpy(CMSG_DATA(&control.header), (int[]){root, dev}, 2 * sizeof(int));
-	return sent(sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
-}
-
-/* Each step fails by -EIO when the tests ask for it. */
-static int make(struct sandbox *sandbox, const struct create_spec *spec, const char **stage)
-{
-	auto_close int their_end = -1, userns = -1, root = -1, dev = -1;
-	const char *inject = spec->root.inject;
-	int error;
-
-	*stage = "cgroup";
-	error = cgroup_create(sandbox);
-	error = error ? error : injected(inject, *stage) ? -EIO : 0;
-	if (error)
-		return error;
-	*stage = "channel";
-	error = open_channel(sandbox, spec, &their_end);
-	error = error ? error : injected(inject, *stage) ? -EIO : 0;
-	if (error)
-		return error;
-	*stage = "clone";
-	error = clone_first(sandbox, their_end, stage);
-	error = error ? error : injected(inject, *stage) ? -EIO : 0;
-	if (error)
-		return error;
-	/* Pid 1 starts meanwhile; with its ids it makes the mounts that need no root. */
-	*stage = "map";
-	error = injected(inject, *stage) ? -EIO : map_ids(sandbox, &userns);
-	error = error ? error : send_mapped(sandbox);
-	if (error)
-		return error;
-	*stage = "limits";
-	error = injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
-	if (error)
-		return error;
-	error = rootfs_make(&spec->root, sandbox->id_base, userns, &root, &dev, stage);
-	if (error)
-		return error;
-	*stage = "go";
-	return injected(inject, *stage) ? -EIO : send_mounts(sandbox, root, dev);
-}
-
-void sandbox_create(const struct create_spec *spec)
-{
-	struct sandbox *sandbox;
-	const char *stage = "memory";
-	int error;
-
-	if (sandbox_find(spec->id)) {
-		answer_error(spec->request, EEXIST, "sandbox", "this id is in use");
-		return;
-	}
-	sandbox = calloc(1, sizeof(*sandbox));
-	if (!sandbox || timers_reserve() < 0) {
-		free(sandbox);
-		answer_error(spec->request, ENOMEM, stage, "");
-		return;
-	}
-	snprintf(sandbox->id, sizeof(sandbox->id), "%s", spec->id);
-	sandbox->pidfd = sandbox->channel = sandbox->root = sandbox->cgroup = sandbox->oom = -1;
-	sandbox->id_base = spec->id_base;
-	sandbox->no_new_privs = spec->flags & CREATE_FLAG_NO_NEW_PRIVS;
-	sandbox->limits = spec->limits;
-	sandbox->create_request = spec->request;
-	sandbox->began_ns = clock_ns(CLOCK_MONOTONIC);
-	sandbox->timer.fire = timer_fired;
-	sandbox->next = *chain_of(sandbox->id);
-	*chain_of(sandbox->id) = sandbox;
-	sandbox->listed = true;
-	worker.sandboxes++;
-	error = make(sandbox, spec, &stage);
-	if (error)
-		create_failed(sandbox, error, stage);
-	else
-		rootfs_release(false);
 }

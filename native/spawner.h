@@ -73,11 +73,14 @@ struct limits {
 
 enum sandbox_state {
 	SANDBOX_STARTING,
+	SANDBOX_BLANK, /* made by PREPARE, waits for its CREATE */
 	SANDBOX_LIVE,
 	SANDBOX_DYING,
 	SANDBOX_CLEANING,
 	SANDBOX_GONE,
 };
+
+#define NAMESPACE_KINDS 7u
 
 struct sandbox {
 	struct sandbox *next; /* in its hash chain */
@@ -104,7 +107,8 @@ struct sandbox {
 	struct limits limits;
 	uint64_t ooms_seen;
 	uint64_t began_ns;
-	uint64_t create_request;
+	uint64_t namespaces[NAMESPACE_KINDS]; /* inodes: user, mnt, pid, net, ipc, uts, cgroup */
+	uint64_t create_request; /* or that of PREPARE */
 	uint64_t destroy_request;
 	uint64_t kill_request;
 	uint64_t killed;
@@ -290,21 +294,24 @@ struct root_spec {
 };
 
 /*
- * Make the root and the /dev of a sandbox as detached mounts, owned by its ids.
- * Returns 0, or -errno with `stage` set.
+ * Make the root of a sandbox as a detached mount, owned by its ids. Returns it, or -errno with
+ * `stage` set.
  */
-int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, int *root, int *dev,
-		const char **stage);
+int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, const char **stage);
+/* A /dev for a sandbox, as a detached mount, or -errno. */
+int rootfs_take_dev(int userns, uint32_t id_base);
 /*
  * Close what rootfs_make left open. Each mount that goes waits for a grace period of the kernel's, in
  * which neither we nor pid 1 could go on: unless `at_once`, that is done a little later.
  */
 void rootfs_release(bool at_once);
 int rootfs_prepare(int layers);
+/* Whether the tests want this step to fail. */
+bool injected(const char *wanted, const char *step);
 /* Go to the host's mounts, or back to ours. */
 int rootfs_at_home(bool home);
 
-/* --- sandbox.c --- */
+/* --- create.c --- */
 extern const char *const worker_steps[];
 extern const size_t worker_step_count;
 struct create_spec {
@@ -317,14 +324,27 @@ struct create_spec {
 	struct root_spec root;
 	uint64_t request;
 };
+/* Make a blank under an id: of `spec`, what is not said here is not looked at. */
+void sandbox_prepare(const struct create_spec *spec);
+/* Go on with the blank of this id, or make all of a sandbox at once. */
 void sandbox_create(const struct create_spec *spec);
+/* Pid 1 waits for its configuration. */
+void prepared(struct sandbox *sandbox);
+/* Pid 1 has done the last step. */
+void created(struct sandbox *sandbox);
+
+/* --- sandbox.c --- */
+void sandbox_list(struct sandbox *sandbox);
+/* Hear what its pid 1 reports. */
+int sandbox_listen(struct sandbox *sandbox);
+/* A step failed: clear up, then answer so. */
+void create_failed(struct sandbox *sandbox, int error, const char *stage);
 struct sandbox *sandbox_find(const char *id);
 void sandbox_destroy(struct sandbox *sandbox, uint64_t request);
 void sandbox_kill_all(struct sandbox *sandbox, uint64_t request);
 void sandbox_kill_progress(struct sandbox *sandbox);
 void sandboxes_end(void);
 void sandboxes_free_dead(void);
-bool injected(const char *wanted, const char *step);
 
 /* --- exec.c --- */
 struct exec_spec {

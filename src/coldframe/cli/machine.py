@@ -29,7 +29,7 @@ class NodeView:
     alive: bool
     """Whether its owner holds its lock."""
     sandboxes: tuple[str, ...]
-    """Ids that have a cgroup."""
+    """Ids that have a cgroup; those that are only half made ahead are nobody's yet."""
     counts: Mapping[str, int]
     """How its sandboxes began and ended, as it counted them."""
     leaks: tuple[str, ...] = ()
@@ -71,7 +71,11 @@ def survey(home: Path) -> Survey:
     """Look at every node of a home. Changes nothing, and disturbs no node."""
     by_node: dict[str, set[str]] = {}
     for cgroup in census.all_node_cgroups():
-        names = {entry.name for entry in _entries(cgroup) if _SANDBOX.fullmatch(entry.name)}
+        names = {
+            entry.name
+            for entry in _entries(cgroup)
+            if _SANDBOX.fullmatch(entry.name) and not census.holds_blank(entry)
+        }
         by_node.setdefault(cgroup.name, set()).update(names)
     directories = {entry.name: entry for entry in _entries(home / "nodes")}
     nodes = tuple(

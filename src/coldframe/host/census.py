@@ -18,6 +18,7 @@ from coldframe.host.idranges import is_sandbox_base
 
 _DYING = " (deleted)"
 """The kernel's mark on a cgroup that is removed: what is still in it has ended already."""
+_BLANK = "blank\n"
 _NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|user|uts):\[(\d+)\]")
 
 
@@ -83,6 +84,19 @@ def all_node_cgroups() -> list[Path]:
                 found += [Path(top, name) for name in names]
                 names.clear()  # a node's sandboxes may be thousands
     return found
+
+
+def holds_blank(cgroup: Path) -> bool:
+    """Whether a sandbox's cgroup, in any hierarchy, holds a half-made one (host/blanks.py).
+
+    Its pid 1 says so by its name, and once it is made by another: nothing inside can change that.
+    """
+    for place in (cgroup, cgroup / "init"):
+        with contextlib.suppress(OSError):  # it went meanwhile
+            pids = (place / "cgroup.procs").read_text().split()
+            if pids:
+                return all(Path(f"/proc/{pid}/comm").read_text() == _BLANK for pid in pids)
+    return False
 
 
 def _stray_cgroups(scope: Scope) -> Iterator[str]:

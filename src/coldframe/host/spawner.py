@@ -12,11 +12,12 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -111,7 +112,9 @@ class Spawner:
         self._config, self._gone, self._lost = config, gone, lost
         self._workers: list[_Worker] = []
         self._of: dict[str, _Worker] = {}
-        self._turn = 0
+        # Apart: by one counter, what goes with each create would send all creates to one worker.
+        self._turn_to_make = itertools.count()
+        self._turn_to_help = itertools.count()
         self._next_exec = 1
         self._closing = False
         self.program_sha256 = ""
@@ -168,28 +171,44 @@ class Spawner:
 
     # --- sandboxes ----------------------------------------------------------------
 
-    async def create(self, spec: CreateSpec) -> Created:
-        """Make a sandbox.
+    async def prepare(self, sandbox_id: str, id_base: int, inject: str | None = None) -> None:
+        """Make all of a sandbox that needs neither image nor limits: a blank.
+
+        `create` with the same id and `id_base` goes on with it; `destroy` ends it. One that ends
+        by itself is told as `gone`.
 
         Raises:
             SpawnerFault: a step failed (`stage` names it); nothing is left.
             SpawnerLostError: the worker died meanwhile.
+        """
+        fields: list[Field] = [
+            (Tag.SANDBOX, sandbox_id.encode()),
+            (Tag.PREPARE_NUMBERS, wire.U64.pack(id_base)),
+        ]
+        if inject is not None:
+            fields.append((Tag.INJECT, inject.encode()))
+        await self._make(sandbox_id, Type.PREPARE, fields, answers.decode_nothing, [])
+
+    async def create(self, spec: CreateSpec) -> Created:
+        """Make a sandbox, from its blank if there is one.
+
+        Raises:
+            SpawnerFault: a step failed (`stage` names it); nothing is left. Stage `sandbox`: the
+                id is in use, perhaps by a blank that has ended.
+            SpawnerLostError: the worker died meanwhile.
             CapacityError: this process has no room for its descriptors; nothing is left.
             ValueError: the frame would be too long.
         """
-        worker = self._pick()
-        self._of[spec.sandbox_id] = worker
         descriptors: list[int] = []
         fields = _create_fields(spec, descriptors)
         try:
-            return await self._ask(worker, Type.CREATE, fields, answers.decode_created, descriptors)
+            return await self._make(
+                spec.sandbox_id, Type.CREATE, fields, answers.decode_created, descriptors
+            )
         except CapacityError:
             # It may be there all the same, without a root that we could reach.
             with contextlib.suppress(SpawnerFault):
                 await self.destroy(spec.sandbox_id)
-            self._of.pop(spec.sandbox_id, None)
-            raise
-        except (SpawnerFault, ValueError):
             self._of.pop(spec.sandbox_id, None)
             raise
 
@@ -277,7 +296,7 @@ class Spawner:
         counts 0.
         """
         fields: list[Field] = [(Tag.DIRECTORY_FD, wire.U32.pack(0)), (Tag.NAME, _bytes(name))]
-        worker = self._pick()
+        worker = self._pick(self._turn_to_help)
         return await self._ask(worker, Type.REMOVE_TREE, fields, answers.decode_count, [directory])
 
     async def stat(self) -> tuple[WorkerStat, ...]:
@@ -295,7 +314,9 @@ class Spawner:
             (Tag.COUNT, wire.U64.pack(count)),
             (Tag.PATH, os.fsencode(path)),
         ]
-        return await self._ask(self._pick(), Type.MEASURE, fields, answers.decode_durations)
+        return await self._ask(
+            self._pick(self._turn_to_help), Type.MEASURE, fields, answers.decode_durations
+        )
 
     # --- inside -------------------------------------------------------------------
 
@@ -372,10 +393,9 @@ class Spawner:
             threading.Thread(target=worker.process.wait, daemon=True).start()
             self._lost(ids)
 
-    def _pick(self) -> _Worker:
+    def _pick(self, turn: Iterator[int]) -> _Worker:
         for _ in self._workers:
-            worker = self._workers[self._turn % len(self._workers)]
-            self._turn += 1
+            worker = self._workers[next(turn) % len(self._workers)]
             if not worker.lost:
                 return worker
         raise SpawnerLostError("no spawner worker is left")
@@ -412,6 +432,26 @@ class Spawner:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._send(worker, frame_type, fields, answers.Answer(future, decode), descriptors)
         return await future
+
+    async def _make(
+        self,
+        sandbox_id: str,
+        frame_type: Type,
+        fields: list[Field],
+        decode: Callable[[Fields, list[int]], T],
+        descriptors: Sequence[int],
+    ) -> T:
+        worker = self._of.get(sandbox_id) or self._pick(self._turn_to_make)
+        self._of[sandbox_id] = worker
+        try:
+            return await self._ask(worker, frame_type, fields, decode, descriptors)
+        except SpawnerFault as fault:
+            if fault.stage != "sandbox":  # else the worker has another of this id
+                self._of.pop(sandbox_id, None)
+            raise
+        except ValueError:
+            self._of.pop(sandbox_id, None)
+            raise
 
     async def _ask_sandbox(
         self,

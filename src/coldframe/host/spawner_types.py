@@ -49,7 +49,7 @@ class SpawnerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CreateSpec:
-    """One sandbox. Sizes in bytes; a limit of 0 means that controller is not used."""
+    """One sandbox. Sizes in bytes; a limit of 0 is none."""
 
     sandbox_id: str
     layers: Sequence[str]

@@ -34,6 +34,7 @@ class Type(IntEnum):
     STAT = 13
     MEASURE = 14
     EXEC_FORGET = 15
+    PREPARE = 16
     OK = 64
     CREATED = 65
     STARTED = 66
@@ -63,6 +64,7 @@ class Tag(IntEnum):
     HOSTNAME = 13
     CREATE_NUMBERS = 14
     INJECT = 15
+    PREPARE_NUMBERS = 16
     EXEC_NUMBERS = 20
     ARG = 21
     ENV = 22

@@ -35,7 +35,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
-from coldframe.runtimes.base import Gone, Runtime, SandboxHandle
+from coldframe.runtimes.base import Gone, OffersIds, Runtime, SandboxHandle
 
 T = TypeVar("T")
 _NEVER_REFUSE = 1 << 62
@@ -73,6 +73,10 @@ class _Ids(Sequence[str]):
         return sum(len(source) for source in self._sources)
 
 
+def _no_offer() -> None:
+    """A runtime that makes nothing ahead."""
+
+
 class Sandboxes:
     """The records of all sandboxes, and every way in which one begins or ends."""
 
@@ -88,6 +92,7 @@ class Sandboxes:
         self._settings = settings
         self._node_id = node_id
         self._runtime = runtime
+        self._offer_id = runtime.offer_id if isinstance(runtime, OffersIds) else _no_offer
         self._execs = execs
         self._creates = FairQueue("creates", settings.create_slots, settings.queue_limit)
         self._destroys = FairQueue("destroys", settings.create_slots, _NEVER_REFUSE)
@@ -146,7 +151,7 @@ class Sandboxes:
         if self._creates.depth >= self._settings.queue_limit:
             raise CapacityError(f"{self._creates.depth} creates are waiting on this node already")
         sandbox = Sandbox(
-            id=new_sandbox_id(self._node_id),
+            id=self._offer_id() or new_sandbox_id(self._node_id),
             node_id=self._node_id,
             runtime=self._runtime.name,
             spec=spec,

@@ -257,3 +257,14 @@ class Runtime(Protocol):
 
     async def leaks(self, live: Sequence[str]) -> tuple[str, ...]:
         """Compare the kernel with the ids that should be alive; describe each stray."""
+
+
+@runtime_checkable
+class OffersIds(Protocol):
+    """What a `Runtime` may offer besides: sandboxes half made before anybody asks."""
+
+    def offer_id(self) -> str | None:
+        """Return an id under which one is half made; None: there is none just now.
+
+        `create` with this id is faster than with another. Whoever never creates it owes nothing.
+        """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from coldframe.host import census, forks, gc
+from coldframe.host.blanks import Blanks
 from coldframe.host.cgroups import NodeCgroups, make_node_cgroups
 from coldframe.host.descriptors import needing_room
 from coldframe.host.egress import steering
@@ -57,6 +58,7 @@ _LEAK_POLL_S = 0.02
 _HOSTNAME_LIMIT = 63
 _FILE_THREADS = 4
 _STORAGE_THREADS = 2
+_BLANKS_PER_WORKER = 2
 
 
 class NativeRuntime:
@@ -161,6 +163,13 @@ class NativeRuntime:
                 )
             )
             undo.callback(self._storage.close)
+            self._blanks = Blanks(
+                self._node_id,
+                self._ids,
+                self._idle_spawner,
+                self._reap_cgroups,
+                self._workers * _BLANKS_PER_WORKER,
+            )
             self._spawners = [await self._start_spawner(self._workers)]
         except BaseException:
             await asyncio.to_thread(undo.close)
@@ -169,6 +178,7 @@ class NativeRuntime:
         self._open = True
         forks.own_loop(asyncio.get_running_loop())
         self._refill_spares()
+        self._blanks.create_noted()
 
     def _acquire(self, undo: contextlib.ExitStack) -> None:
         """Take what needs no waiting, and note how each is given back."""
@@ -230,6 +240,7 @@ class NativeRuntime:
             return
         self._open = False
         await self.destroy_all()
+        await self._blanks.close()
         for spawner in self._spawners:
             await spawner.close()
         await self._storage.clear(self._remove_tree_here)
@@ -273,6 +284,10 @@ class NativeRuntime:
 
     # --- create -----------------------------------------------------------------------
 
+    def offer_id(self) -> str | None:
+        """See `OffersIds.offer_id`."""
+        return self._blanks.offer() if self._open else None
+
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
         """See `Runtime.create`."""
         self._require_own()
@@ -298,19 +313,14 @@ class NativeRuntime:
         self, sandbox_id: str, spec: SandboxSpec, image: Image, planner: Planner
     ) -> NativeSandbox:
         require_space_at(self._state)
-        spawner = await self._current_spawner()
-        id_base = self._ids.take()
-        try:
-            with needing_room(f"sandbox {sandbox_id!r} was not made"):
-                created = await self._make(spawner, sandbox_id, spec, image, id_base)
-        except BaseException:
-            await self._discard(sandbox_id, id_base)
-            raise
+        made = await self._make_of_blank(sandbox_id, spec, image)
+        spawner, created, id_base = made or await self._make_at_once(sandbox_id, spec, image)
         layers = tuple(self._layers / layer / "root" for layer in image.layers)
         parts = self._parts(spawner, created, id_base, planner, layers)
         sandbox = NativeSandbox(spec, parts, self._end)
         self._sandboxes[sandbox_id] = sandbox
         self._refill_spares()
+        self._blanks.create_noted()
         if not spec.network.empty:
             try:
                 await sandbox.set_network(spec.network)
@@ -335,6 +345,40 @@ class NativeRuntime:
             raise CapabilityError(self._no_egress)
         if not image.layers:
             raise InvalidRequestError(f"image {image.name!r} has no layers")
+
+    async def _make_of_blank(
+        self, sandbox_id: str, spec: SandboxSpec, image: Image
+    ) -> tuple[Spawner, Created, int] | None:
+        """Go on with the blank of this id. None: there is none, or it was of no use and is gone."""
+        blank = await self._blanks.take(sandbox_id)
+        if blank is None:
+            return None
+        created = None
+        try:
+            if self.inject is None:
+                # To make it at once tells what is wrong.
+                with contextlib.suppress(ColdframeError, OSError):
+                    created = await self._make(
+                        blank.spawner, sandbox_id, spec, image, blank.id_base
+                    )
+        finally:
+            if created is None:
+                await self._blanks.undo(blank)
+                await self._remove_upper(sandbox_id)
+        return (blank.spawner, created, blank.id_base) if created else None
+
+    async def _make_at_once(
+        self, sandbox_id: str, spec: SandboxSpec, image: Image
+    ) -> tuple[Spawner, Created, int]:
+        spawner = await self._current_spawner()
+        id_base = self._ids.take()
+        try:
+            with needing_room(f"sandbox {sandbox_id!r} was not made"):
+                created = await self._make(spawner, sandbox_id, spec, image, id_base)
+        except BaseException:
+            await self._discard(sandbox_id, id_base)
+            raise
+        return spawner, created, id_base
 
     async def _make(
         self,
@@ -418,6 +462,10 @@ class NativeRuntime:
         self._turn += 1
         return by_worker[self._turn % len(by_worker)]
 
+    def _idle_spawner(self) -> Spawner | None:
+        """Whoever is to make the next blank."""
+        return next((one for one in reversed(self._spawners) if one.pids), None)
+
     # --- end --------------------------------------------------------------------------
 
     def _require_own(self) -> None:
@@ -458,12 +506,14 @@ class NativeRuntime:
             await asyncio.to_thread(reap_cgroups, left)
 
     def _sandbox_gone(self, event: SandboxGone) -> None:
+        self._blanks.lose([event.sandbox_id])
         sandbox = self._sandboxes.get(event.sandbox_id)
         if sandbox is not None:
             cause = {GoneCause.OOM: "oom", GoneCause.SIGNAL: f"signal {event.code}"}
             sandbox.note_gone(cause.get(event.cause, f"exit {event.code}"))
 
     def _worker_lost(self, sandbox_ids: Sequence[str]) -> None:
+        self._blanks.lose(sandbox_ids)
         for sandbox_id in sandbox_ids:
             sandbox = self._sandboxes.get(sandbox_id)
             if sandbox is not None:
@@ -486,14 +536,16 @@ class NativeRuntime:
 
     def _scope(self, live: Sequence[str]) -> census.Scope:
         alive = [self._sandboxes[name] for name in live if name in self._sandboxes]
+        blanks = self._blanks.there
         namespaces = (number for one in alive for number in one.parts.created.namespaces.values())
         return census.Scope(
             self._node_id,
             self._state,
             cgroup_bases=tuple(self._cgroups.paths.values()),
             processes=tuple(pid for spawner in self._spawners for pid in spawner.pids),
-            live=frozenset(live),
-            live_ids=frozenset(one.parts.id_base for one in alive),
+            live=frozenset(live) | {blank.sandbox_id for blank in blanks},
+            live_ids=frozenset(one.parts.id_base for one in alive)
+            | {blank.id_base for blank in blanks},
             own_ids=self._ids.all,
             live_namespaces=frozenset(namespaces),
             uppers=self._storage.names() if self._open else (),

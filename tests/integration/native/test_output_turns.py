@@ -20,12 +20,20 @@ from tests.fixtures.native import Created, Native
 PIPE_BYTES = 65536
 
 
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 @contextlib.contextmanager
 def _stopped_worker(native: Native) -> Iterator[None]:
     (worker,) = native.spawner.pids
     os.kill(worker, signal.SIGSTOP)
-    # Until it stands still it may take events that come now.
-    while Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    # Until it has stopped it may still take what comes, and then finds only the rest in one turn.
+    while _state(worker) != "T":
         time.sleep(0.001)
     try:
         yield
@@ -87,10 +95,10 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
     assert order[0] == "request"
 
 
-async def _until_reaped(native: Native, sandbox: Created) -> None:
-    """Return once pid 1 has no child left; the worker need not answer for this."""
+async def _until_reported(sandbox: Created, *pids: int) -> None:
+    """Return once pid 1 has reaped these and reported it; the worker need not answer for this."""
     async with asyncio.timeout(20):
-        while Path(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children").read_text():  # noqa: ASYNC110, ASYNC240
+        while any(map(_exists, pids)) or _state(sandbox.pid) != "S":  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -103,16 +111,17 @@ async def test_request_is_answered_between_reports_of_a_sandboxes_dead(native: N
             native.start(sandbox, "sh", "-c", "read x", stdin=go, want_started=True)
             for _ in range(150)
         ]
+        pids = []
         for execution in started:
             assert execution.started is not None
-            await execution.started
+            pids.append((await execution.started).host_pid)
         ended = [asyncio.ensure_future(_end(one)) for one in started]
         for future in ended:
             future.add_done_callback(lambda _: order.append("end"))
         await native.spawner.stat()
         with _stopped_worker(native):
             os.write(go_write, b"x\n" * len(started))
-            await _until_reaped(native, sandbox)
+            await _until_reported(sandbox, *pids)
             asked = asyncio.ensure_future(native.spawner.processes(sandbox.sandbox_id))
             asked.add_done_callback(lambda _: order.append("request"))
             await asyncio.sleep(0)
@@ -169,9 +178,7 @@ async def test_end_takes_what_was_written_until_then_and_no_more(native: Native)
             os.write(go_write, b"x\n")
             await _read(wrote, 2)
             os.write(stop, b"x\n")
-            while Path(f"/proc/{started.host_pid}").exists():  # noqa: ASYNC110, ASYNC240
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.05)  # pid 1 has waited for it; now it tells
+            await _until_reported(sandbox, started.host_pid)
         result = await execution.ended
 
     assert (result.reason, result.stdout.total) == (Reason.EXIT, PIPE_BYTES)

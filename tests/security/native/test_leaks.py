@@ -264,7 +264,7 @@ async def test_image_whose_dev_is_a_link_is_refused(native: Native) -> None:
         try:
             await native.create(layers=[f"link-{name}/root", "base/root"])
         except SpawnerFault as fault:
-            assert fault.stage in {"dev", "mount points"}
+            assert fault.stage in {"place", "mount points"}
         else:
             raise AssertionError(f"/{name} may be a link")
     assert native.cgroups() == []

@@ -1,0 +1,361 @@
+/*
+ * PREPARE and CREATE: from nothing to a pid 1 that has set its sandbox up. PREPARE makes a blank: all
+ * that needs neither image nor limits. CREATE makes the rest of one, or the whole at once.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "init.h"
+#include "kernel.h"
+#include "spawner.h"
+
+const char *const worker_steps[] = {
+	"cgroup", "channel", "clone",	"map",	    "devices",	    "limits",
+	"layers", "upper",   "overlay", "writable", "mount points", "go",
+};
+const size_t worker_step_count = ARRAY_LEN(worker_steps);
+
+static uint8_t clone_stack[32 << 10] __attribute__((aligned(16)));
+
+/* --- what pid 1 is told -------------------------------------------------------------- */
+
+/* If it has failed already, its report says at what. */
+static int tell(const struct sandbox *sandbox, const void *data, size_t len, int fd)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = {.header = {.cmsg_level = SOL_SOCKET,
+				.cmsg_type = SCM_RIGHTS,
+				.cmsg_len = CMSG_LEN(sizeof(int))}};
+	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+	}
+	if (sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		return errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
+	return 0;
+}
+
+static int open_channel(struct sandbox *sandbox, bool ahead, const char *inject, int *their_end)
+{
+	struct init_order order = {.ahead = ahead};
+	int pair[2], error;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	sandbox->channel = pair[0];
+	*their_end = pair[1];
+	if (inject)
+		snprintf(order.inject, sizeof(order.inject), "%s", inject);
+	error = tell(sandbox, &order, sizeof(order), -1);
+	return error ? error : sandbox_listen(sandbox);
+}
+
+static int tell_config(const struct sandbox *sandbox, const struct create_spec *spec)
+{
+	struct init_config config = {.shm_bytes = spec->shm_bytes};
+
+	snprintf(config.hostname, sizeof(config.hostname), "%s", spec->hostname);
+	if (spec->root.inject)
+		snprintf(config.inject, sizeof(config.inject), "%s", spec->root.inject);
+	return tell(sandbox, &config, sizeof(config), -1);
+}
+
+/* --- its birth ----------------------------------------------------------------------- */
+
+struct first_process {
+	const struct sandbox *sandbox;
+	int error;
+	const char *stage;
+};
+
+/* What setting up takes, and what decides whether root inside could reach a file. */
+#define INIT_CAPS                                                                                  \
+	(CAP_BIT(CAP_SYS_ADMIN) | CAP_BIT(CAP_NET_ADMIN) | CAP_BIT(CAP_SYS_RESOURCE) |              \
+	 CAP_BIT(CAP_SETUID) | CAP_BIT(CAP_SETGID) | CAP_BIT(CAP_DAC_OVERRIDE))
+#define CAP_BIT(name) (1u << (name))
+
+/* Not root by any map yet, it would lose all capabilities by execve: ambient ones stay. */
+static int keep_capabilities(void)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2] = {
+		{.effective = INIT_CAPS, .permitted = INIT_CAPS, .inheritable = INIT_CAPS}, {0}};
+
+	if (syscall(SYS_capset, &header, data) < 0)
+		return -errno;
+	for (unsigned long cap = 0; cap < 32; cap++)
+		if (INIT_CAPS & 1u << cap && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0) < 0)
+			return -errno;
+	return 0;
+}
+
+/* Runs in our memory while we wait, and shares our descriptors until it has its own. */
+NEVER_RETURNS static int first_process(void *context)
+{
+	struct first_process *first = context;
+	char *const argv[] = {(char *)INIT_NAME, NULL};
+	char *const env[] = {NULL};
+
+	first->stage = "enter cgroups";
+	first->error = cgroup_enter_v1(first->sandbox);
+	if (first->error)
+		return 1;
+	first->stage = "descriptors";
+	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 ||
+	    dup2(SLOT_CHANNEL, INIT_CHANNEL) < 0 || dup3(SLOT_PROGRAM, 4, O_CLOEXEC) < 0 ||
+	    sys_close_range(5, ~0u, 0) < 0 || sys_close_range(0, 2, 0) < 0) {
+		first->error = -errno;
+		return 1;
+	}
+	first->stage = "capabilities";
+	first->error = keep_capabilities();
+	if (first->error)
+		return 1;
+	first->stage = "execute pid 1";
+	syscall(SYS_execveat, 4, "", argv, env, EMPTY_PATH);
+	first->error = -errno;
+	return 1;
+}
+
+static int clone_first(struct sandbox *sandbox, int their_end, const char **stage)
+{
+	struct first_process first = {.sandbox = sandbox};
+	auto_close int cgroup = cgroup_open_init(sandbox);
+	struct clone_args args = {
+		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PIDFD | CLONE_CGROUP |
+			 CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC |
+			 CLONE_NEWUTS,
+		.pidfd = (uint64_t)(uintptr_t)&sandbox->pidfd,
+		.stack = (uint64_t)(uintptr_t)clone_stack,
+		.stack_size = sizeof(clone_stack),
+		.cgroup = (uint64_t)(unsigned)cgroup,
+	};
+	long pid;
+
+	if (cgroup < 0)
+		return cgroup;
+	if (slot_put(their_end, SLOT_CHANNEL) < 0 || slot_put(worker.program, SLOT_PROGRAM) < 0)
+		return -errno;
+	pid = clone_onto_stack(&args, first_process, &first);
+	slot_clear(SLOT_CHANNEL);
+	slot_clear(SLOT_PROGRAM);
+	if (pid < 0)
+		return (int)pid;
+	sandbox->pid = (pid_t)pid;
+	if (first.error)
+		*stage = first.stage;
+	return first.error;
+}
+
+static int map_ids(const struct sandbox *sandbox)
+{
+	char path[48], map[48];
+	int error;
+
+	snprintf(map, sizeof(map), "0 %u 65536", sandbox->id_base);
+	snprintf(path, sizeof(path), "%d/uid_map", sandbox->pid);
+	error = write_file_at(worker.proc, path, map);
+	if (error)
+		return error;
+	snprintf(path, sizeof(path), "%d/gid_map", sandbox->pid);
+	return write_file_at(worker.proc, path, map);
+}
+
+static int open_userns(const struct sandbox *sandbox, int *userns)
+{
+	char path[48];
+
+	snprintf(path, sizeof(path), "%d/ns/user", sandbox->pid);
+	*userns = openat(worker.proc, path, O_RDONLY | O_CLOEXEC);
+	return *userns < 0 ? -errno : 0;
+}
+
+static void note_namespaces(struct sandbox *sandbox)
+{
+	static const char *const kinds[NAMESPACE_KINDS] = {"user", "mnt", "pid",   "net",
+							   "ipc",  "uts", "cgroup"};
+	auto_close int directory = -1;
+	char path[32];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%d/ns", sandbox->pid);
+	directory = openat(worker.proc, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	for (size_t i = 0; i < NAMESPACE_KINDS && directory >= 0; i++)
+		if (fstatat(directory, kinds[i], &st, 0) == 0)
+			sandbox->namespaces[i] = st.st_ino;
+}
+
+/* --- the steps ----------------------------------------------------------------------- */
+
+/*
+ * All that needs neither image nor limits, up to a pid 1 that waits for its configuration. Each step
+ * fails by -EIO when the tests ask for it.
+ */
+static int make_blank(struct sandbox *sandbox, bool ahead, const char *inject, int *userns,
+		      const char **stage)
+{
+	auto_close int their_end = -1, dev = -1;
+	int error;
+
+	*stage = "cgroup";
+	error = cgroup_create(sandbox);
+	error = error ? error : injected(inject, *stage) ? -EIO : 0;
+	if (error)
+		return error;
+	*stage = "channel";
+	error = open_channel(sandbox, ahead, inject, &their_end);
+	error = error ? error : injected(inject, *stage) ? -EIO : 0;
+	if (error)
+		return error;
+	*stage = "clone";
+	error = clone_first(sandbox, their_end, stage);
+	error = error ? error : injected(inject, *stage) ? -EIO : 0;
+	if (error)
+		return error;
+	/* Pid 1 starts meanwhile; with its ids it makes the mounts that need no root. */
+	*stage = "map";
+	error = injected(inject, *stage) ? -EIO : map_ids(sandbox);
+	error = error ? error : open_userns(sandbox, userns);
+	if (error)
+		return error;
+	*stage = "devices";
+	dev = injected(inject, *stage) ? -EIO : rootfs_take_dev(*userns, sandbox->id_base);
+	return dev < 0 ? dev : tell(sandbox, "", 1, dev);
+}
+
+static int make_rest(struct sandbox *sandbox, const struct create_spec *spec, int userns,
+		     const char **stage)
+{
+	const char *inject = spec->root.inject;
+	int error;
+
+	*stage = "limits";
+	error = injected(inject, *stage) ? -EIO : tell_config(sandbox, spec);
+	error = error ? error : cgroup_limit(sandbox, stage);
+	if (error)
+		return error;
+	sandbox->root = rootfs_make(&spec->root, sandbox->id_base, userns, stage);
+	if (sandbox->root < 0)
+		return sandbox->root;
+	*stage = "go";
+	return injected(inject, *stage) ? -EIO : tell(sandbox, "", 1, sandbox->root);
+}
+
+/* NULL after an error was answered. */
+static struct sandbox *begin(const struct create_spec *spec)
+{
+	struct sandbox *sandbox = calloc(1, sizeof(*sandbox));
+
+	if (!sandbox || timers_reserve() < 0) {
+		free(sandbox);
+		answer_error(spec->request, ENOMEM, "memory", "");
+		return NULL;
+	}
+	snprintf(sandbox->id, sizeof(sandbox->id), "%s", spec->id);
+	sandbox->pidfd = sandbox->channel = sandbox->root = sandbox->cgroup = sandbox->oom = -1;
+	sandbox->id_base = spec->id_base;
+	sandbox->create_request = spec->request;
+	sandbox_list(sandbox);
+	return sandbox;
+}
+
+void sandbox_prepare(const struct create_spec *spec)
+{
+	const char *stage = "";
+	auto_close int userns = -1;
+	struct sandbox *sandbox;
+	int error;
+
+	if (sandbox_find(spec->id)) {
+		answer_error(spec->request, EEXIST, "sandbox", "this id is in use");
+		return;
+	}
+	sandbox = begin(spec);
+	if (!sandbox)
+		return;
+	error = make_blank(sandbox, true, spec->root.inject, &userns, &stage);
+	if (error)
+		create_failed(sandbox, error, stage);
+	else
+		rootfs_release(false);
+}
+
+void prepared(struct sandbox *sandbox)
+{
+	note_namespaces(sandbox);
+	sandbox->state = SANDBOX_BLANK;
+	answer_ok(sandbox->create_request);
+	sandbox->create_request = 0;
+}
+
+void sandbox_create(const struct create_spec *spec)
+{
+	uint64_t began_ns = clock_ns(CLOCK_MONOTONIC);
+	struct sandbox *sandbox = sandbox_find(spec->id);
+	bool blank = sandbox && sandbox->state == SANDBOX_BLANK;
+	auto_close int userns = -1;
+	const char *stage = "map";
+	int error;
+
+	if (sandbox && (!blank || sandbox->id_base != spec->id_base)) {
+		answer_error(spec->request, EEXIST, "sandbox", "this id is in use");
+		return;
+	}
+	if (blank) {
+		sandbox->state = SANDBOX_STARTING;
+		sandbox->create_request = spec->request;
+	} else {
+		sandbox = begin(spec);
+		if (!sandbox)
+			return;
+	}
+	sandbox->began_ns = began_ns;
+	sandbox->no_new_privs = spec->flags & CREATE_FLAG_NO_NEW_PRIVS;
+	sandbox->limits = spec->limits;
+	error = blank ? open_userns(sandbox, &userns)
+		      : make_blank(sandbox, false, spec->root.inject, &userns, &stage);
+	error = error ? error : make_rest(sandbox, spec, userns, &stage);
+	if (error)
+		create_failed(sandbox, error, stage);
+	else
+		rootfs_release(false);
+}
+
+void created(struct sandbox *sandbox)
+{
+	uint64_t numbers[NAMESPACE_KINDS + 2];
+	struct builder *b;
+
+	/* Not before pid 1 has reported: it makes one of them itself. */
+	if (!sandbox->namespaces[0])
+		note_namespaces(sandbox);
+	sandbox->state = SANDBOX_LIVE;
+	sandbox->ooms_seen = cgroup_ooms(sandbox);
+	numbers[0] = (uint64_t)sandbox->pid;
+	memcpy(numbers + 1, sandbox->namespaces, sizeof(sandbox->namespaces));
+	numbers[NAMESPACE_KINDS + 1] = clock_ns(CLOCK_MONOTONIC) - sandbox->began_ns;
+	b = answer_begin(TYPE_CREATED, sandbox->create_request);
+	build_text(b, TAG_SANDBOX, sandbox->id);
+	build_u64s(b, TAG_CREATED_NUMBERS, numbers, ARRAY_LEN(numbers));
+	build_fd(b, TAG_ROOT_FD, sandbox->root);
+	build_fd(b, TAG_PIDFD, sandbox->pidfd);
+	sandbox->create_request = 0;
+	answer_send(b);
+}
