@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -154,41 +155,116 @@ async def test_npm_installs_through_the_preset_and_is_refused_without(
 
 
 def _make_repository(where: Path) -> None:
-    """A repository as plain files below `served`."""
+    """A bare repository below `served`, with more in it than fits one buffer."""
     script = """
 set -e
 git init -q work; cd work
 git config user.name tester; git config user.email tester@example.invalid
-echo content > file; git add file; git commit -q -m first
+head -c 3000000 /dev/urandom > big; echo content > file
+git add .; git commit -q -m first
 cd ..; git clone -q --bare work served/it.git
+git -C served/it.git config http.receivepack true
 git -C served/it.git update-server-info
 """
     subprocess.run(["sh", "-c", script], check=True, capture_output=True, cwd=where)
 
 
-async def test_git_clones_through_the_policy_and_is_refused_without(
-    servers: Internet, fenced: MakeFenced, tmp_path: Path
+class GitServer:
+    """git's own server program behind HTTP/1.1: kept connections, chunks, gzip, `Expect`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.asked: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not reader.at_eof():
+            try:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            except asyncio.IncompleteReadError:
+                return
+            lines = head.split("\r\n")
+            fields = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])}
+            self.asked.append(lines[0])
+            if fields.get("expect"):
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await self._answer(lines[0], fields, await _body(reader, fields), writer)
+
+    async def _answer(
+        self, line: str, fields: dict[str, str], body: bytes, writer: asyncio.StreamWriter
+    ) -> None:
+        method, target, _ = line.split()
+        path, _, query = target.partition("?")
+        program = await asyncio.create_subprocess_exec(
+            "git",
+            "http-backend",
+            stdin=-1,
+            stdout=-1,
+            env={
+                **os.environ,
+                "GIT_PROJECT_ROOT": str(self._root),
+                "GIT_HTTP_EXPORT_ALL": "1",
+                "REQUEST_METHOD": method,
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+                "CONTENT_TYPE": fields.get("content-type", ""),
+                "CONTENT_LENGTH": str(len(body)),
+                "HTTP_CONTENT_ENCODING": fields.get("content-encoding", ""),
+                "GIT_PROTOCOL": fields.get("git-protocol", ""),
+                "REMOTE_USER": "tester",
+            },
+        )
+        answer, _ = await program.communicate(body)
+        head, _, content = answer.partition(b"\r\n\r\n")
+        found = re.search(rb"(?m)^Status: (.*?)\r?$", head)
+        status = found[1] if found else b"200 OK"
+        writer.write(b"HTTP/1.1 %s\r\n%s\r\n" % (status, head))
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        await writer.drain()
+
+
+async def _body(reader: asyncio.StreamReader, fields: dict[str, str]) -> bytes:
+    if fields.get("transfer-encoding") != "chunked":
+        return await reader.readexactly(int(fields.get("content-length", 0)))
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return body
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_git_clones_and_pushes_through_the_policy_and_is_refused_without(
+    servers: Internet,
+    fenced: MakeFenced,
+    tls_server: ssl.SSLContext,
+    tmp_path: Path,
+    tls: bool,
 ) -> None:
-    """Version control over HTTP, with redirects of its own and kept connections."""
-    _make_repository(tmp_path)
-
-    async def files(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            name = head.split()[1].split(b"?")[0].decode().lstrip("/")
-            path = tmp_path / "served" / name
-            found = path.is_file()
-            body = path.read_bytes() if found else b""
-            status = b"200 OK" if found else b"404 Not Found"
-            writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
-
-    await servers.serve(WEB, 8080, files)
-    clone = ["git", "clone", "-q", "http://web.example:8080/it.git", "/tmp/it"]
+    """Version control over HTTP and HTTPS, as its own client and server speak it."""
+    await asyncio.to_thread(_make_repository, tmp_path)
+    tls_server.set_alpn_protocols(["http/1.1"])
+    server = GitServer(tmp_path / "served")
+    await servers.serve(WEB, 8080, server, **({"ssl": tls_server} if tls else {}))
+    url = f"{'https' if tls else 'http'}://web.example:8080/it.git"
+    clone = ["git", "-c", "http.sslVerify=false", "clone", "-q", url, "/tmp/it"]
+    push = """
+set -e; cd /tmp/it
+git config user.name tester; git config user.email tester@example.invalid
+git config http.sslVerify false; git config http.postBuffer 65536
+head -c 1000000 /dev/urandom > more; git add more; git commit -q -m second
+git push -q origin HEAD; git fetch -q; git status -sb | head -1
+"""
     box = await fenced("web.example:8080")
     other = await fenced("other.example:8080")
 
-    said = await box.run(*clone) + await box.run("cat", "/tmp/it/file")
+    said = await box.run(*clone, deadline_s=60.0) + await box.run("cat", "/tmp/it/file")
+    pushed = await box.run("sh", "-c", push, deadline_s=60.0)
     failed = await other.run(*clone)
 
-    assert said.endswith("content\n"), said
+    assert said == "content\n"
+    assert pushed.startswith("## "), pushed
+    assert "ahead" not in pushed
+    assert any("git-receive-pack" in line for line in server.asked)
     assert "Could not resolve host" in failed
     _assert_said(other)
