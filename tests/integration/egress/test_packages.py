@@ -72,11 +72,17 @@ async def runtime(tmp_path: Path, image_store: ImageStore) -> AsyncIterator[Nati
 async def _sandbox(runtime: NativeRuntime, image: Image, *rules: str) -> Fenced:
     spec = SandboxSpec(image=image.name, network=NetworkPolicy.parse(*rules))
     box = Fenced(await runtime.create(new_sandbox_id(runtime.node_id), spec, image))
+    await trust_bundle(box)
+    return box
+
+
+async def trust_bundle(box: Fenced) -> dict[str, str]:
+    """Give a sandbox the certificates that this machine trusts, and return what names them."""
     bundle = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
     if bundle:
         content = Path(bundle).read_bytes()  # noqa: ASYNC240
         await box.sandbox.files.write(BUNDLE, _pieces(content))
-    return box
+    return TRUST
 
 
 def _assert_said(box: Fenced) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import coldframe
+from coldframe.host import forks
 from coldframe.host.egress.carrier import ADOPT, CUT, ENDED, ORDER
 from coldframe.host.egress.flows import Budget, Flow
 
@@ -79,6 +80,7 @@ class _Process:
         self._channel, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
+        forks.own_socket(self._channel)
         root = str(Path(coldframe.__file__).parents[1])
         try:
             with theirs:
