@@ -62,7 +62,7 @@ def test_task_init_writes_where_it_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", KINDS[:2])
+@pytest.mark.parametrize("options", KINDS)
 async def test_new_task_in_real_sandboxes_tells_right_from_wrong(
     tmp_path: Path, native_async_client: AsyncSandboxClient, options: dict[str, str]
 ) -> None:
