@@ -31,7 +31,7 @@ from coldframe.rollouts.attribution import Phase, failure_of
 from coldframe.rollouts.boot import boot
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.phases import PhaseLog
-from coldframe.rollouts.stage import GRADING_SLACK_S, SETUP_S, Stage
+from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
 from coldframe.rollouts.step_rewards import total_rewards, why_stop
 from coldframe.rollouts.task import EnvironmentSpec, Healthcheck, Task, TaskStep
 from coldframe.trajectories.recorder import Recorder
@@ -113,6 +113,8 @@ class Attempt:
         self.clock = _Clock()
         self.trace_id = secrets.token_hex(16)
         self.sandbox: AsyncSandbox | None = None
+        self.grader: AsyncSandbox | None = None
+        """The separate sandbox that grades, while it does."""
         self.image: ImageIdentity | None = None
         self.runtime: str | None = None
         self.details: dict[str, Any] = {}
@@ -200,11 +202,15 @@ class Attempt:
     ) -> AsyncIterator[AsyncSandbox]:
         """Make a sandbox that the agent has never seen, and delete it afterwards."""
         built = await self.images.image(self.task, spec)
-        sandbox = await self._create(built.name, spec, ttl_s, network)
+        sandbox = self.grader = await self._create(built.name, spec, ttl_s, network)
         try:
             yield sandbox
+        except ColdframeError:
+            await self._note_end(sandbox)
+            raise
         finally:
             await self._delete(sandbox)
+        self.grader = None
 
     async def _create(
         self, image: str, spec: EnvironmentSpec, ttl_s: float, network: NetworkPolicy
@@ -236,8 +242,7 @@ class Attempt:
         """Return what all phases may take together."""
         seconds = LEASE_SLACK_S + _longest(self.task.environment.healthcheck)
         for step in self.task.steps:
-            collect = sum(hook.timeout_s for hook in step.verifier.collect)
-            seconds += self.agent_s(step) + step.verifier.timeout_s + collect + GRADING_SLACK_S
+            seconds += self.agent_s(step) + grading_s(step.verifier)
             seconds += SETUP_S + _longest(step.healthcheck)
         return seconds
 
@@ -303,10 +308,11 @@ class Attempt:
 
     def _evidence(self) -> dict[str, Any]:
         evidence: dict[str, Any] = {}
-        if self.sandbox is not None:
-            evidence["sandbox_id"] = self.sandbox.id
-            evidence["sandbox_state"] = self.sandbox.info.state.value
-            evidence["sandbox_reason"] = self.sandbox.info.reason
+        sandbox = self.grader or self.sandbox
+        if sandbox is not None:
+            evidence["sandbox_id"] = sandbox.id
+            evidence["sandbox_state"] = sandbox.info.state.value
+            evidence["sandbox_reason"] = sandbox.info.reason
         return evidence
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,9 @@ MAX_BYTES = GIB
 """Of all archives of one verdict together, holes left out."""
 MAX_ENTRIES = 100_000
 """In all of them together."""
+TAKE_S = 120.0
+"""For all of them together: an agent must not escape its grade by leaving a million files."""
+LATE = f"not taken within {TAKE_S:g} s"
 LISTED = 1000
 """Entries and refusals that stand in the trajectory itself."""
 
@@ -62,6 +66,8 @@ class Cargo:
     refused: list[RefusedArtifact] = field(default_factory=list)
     saved: list[str] = field(default_factory=list)
     bytes: int = 0
+    until: float = 0.0
+    """On `time.monotonic()`: what is not taken then stays behind."""
 
     def refuse(self, path: str, reason: str) -> None:
         """Note what does not travel."""
@@ -80,11 +86,12 @@ class Cargo:
         )
 
     async def take(self, sandbox: AsyncSandbox, artifacts: Sequence[Declared]) -> None:
-        """Take every declared artifact that is there and fit to travel.
+        """Take every declared artifact that is there and fit to travel, within TAKE_S.
 
         Raises:
             SandboxGoneError, SpawnerLostError: the platform failed.
         """
+        self.until = time.monotonic() + TAKE_S
         for declared in artifacts:
             try:
                 await self._take(sandbox, declared)
@@ -108,34 +115,37 @@ class Cargo:
         raw = self.spool / f"{len(self.archives)}.raw"
         out = raw.with_suffix(".tar")
         try:
-            if not await self._fetch(sandbox, source, raw):
-                self.refuse(source, f"over {MAX_BYTES} bytes, with what was taken before it")
+            refused = await self._fetch(sandbox, source, raw)
+            if refused is not None:
+                self.refuse(source, refused)
                 return
             await asyncio.to_thread(self._sift, declared, stat, raw, out)
         finally:
             raw.unlink(missing_ok=True)
 
-    async def _fetch(self, sandbox: AsyncSandbox, source: str, raw: Path) -> bool:
-        """Write the archive as it comes, holes left out; False if it is too large."""
+    async def _fetch(self, sandbox: AsyncSandbox, source: str, raw: Path) -> str | None:
+        """Write the archive as it comes, holes left out; return why it is refused."""
         left = MAX_BYTES - self.bytes
         with raw.open("wb") as file:
             async for piece in sandbox.files.tar_down(source):
                 left -= len(piece)
                 if left < 0:
-                    return False
+                    return f"over {MAX_BYTES} bytes, with what was taken before it"
+                if time.monotonic() > self.until:
+                    return LATE
                 await asyncio.to_thread(file.write, piece)
-        return True
+        return None
 
     def _sift(self, declared: Declared, stat: FileStat, raw: Path, out: Path) -> None:
         """Copy what may travel from one archive to another, member by member, as it stands."""
         sifted = Sifted(declared, stat.kind is FileKind.DIRECTORY, MAX_ENTRIES - len(self.entries))
         with raw.open("rb") as source, out.open("wb") as target:
-            if not sifted.run(source, target):
-                out.unlink()
-                self.refuse(
-                    declared.source, f"over {MAX_ENTRIES} entries, with what was taken before it"
-                )
-                return
+            whole = sifted.run(source, target, self.until)
+        if not whole:
+            out.unlink()
+            many = f"over {MAX_ENTRIES} entries, with what was taken before it"
+            self.refuse(declared.source, LATE if time.monotonic() > self.until else many)
+            return
         for path, reason in sifted.refused:
             self.refuse(path, reason)
         self.entries += sifted.entries

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -40,10 +41,10 @@ class Sifted:
     refused: list[tuple[str, str]] = field(default_factory=list)
     _files: set[str] = field(default_factory=set)
 
-    def run(self, source: IO[bytes], target: IO[bytes]) -> bool:
-        """Copy what may go on; False if there is too much of it."""
+    def run(self, source: IO[bytes], target: IO[bytes], until: float) -> bool:
+        """Copy what may go on; False if there is too much of it, or no time left."""
         for member, start, end in _members(source):
-            if len(self.entries) >= self.most:
+            if len(self.entries) >= self.most or time.monotonic() > until:
                 return False
             path = self._path(member)
             if self.directory and self.declared.excludes(member.name):

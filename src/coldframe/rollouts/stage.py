@@ -32,7 +32,8 @@ from coldframe.rollouts.carry import Cargo
 from coldframe.rollouts.healthcheck import wait_healthy
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.phases import kill_what_must_not_live_on
-from coldframe.rollouts.task import TaskStep
+from coldframe.rollouts.task import TaskStep, VerifierSpec
+from coldframe.rollouts.users import user_ids
 from coldframe.rollouts.verifier import PLACES, Verifier
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.recorder import plain_text
@@ -48,6 +49,14 @@ SETUP_S = 600.0
 GRADING_SLACK_S = 300.0
 """For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
 EMPTY = NetworkPolicy()
+
+
+def grading_s(spec: VerifierSpec) -> float:
+    """Return the longest that all of grading may take."""
+    check = None if spec.environment is None else spec.environment.healthcheck
+    boot_s = 0.0 if check is None else check.longest_s
+    hooks_s = sum(hook.timeout_s for hook in spec.collect)
+    return spec.timeout_s + hooks_s + boot_s + GRADING_SLACK_S
 
 
 class StepSetupError(ColdframeError):
@@ -187,7 +196,7 @@ class Stage:
         """End the agent, note the final state, take what is declared, and get the verdict."""
         self.attempt.phase = Phase.HANDOVER
         spec = self.step.verifier
-        limit = spec.timeout_s + sum(hook.timeout_s for hook in spec.collect) + GRADING_SLACK_S
+        limit = grading_s(spec)
         timer = asyncio.timeout(limit)
         try:
             async with timer:
@@ -299,8 +308,8 @@ class Stage:
             return
         if self.sandbox.info.spec.network != EMPTY:
             await self.sandbox.set_network(EMPTY)
-        ttl = spec.timeout_s + 2 * GRADING_SLACK_S
-        async with attempt.fresh_sandbox(spec.environment, ttl, spec.network) as sandbox:
+        lease_s = grading_s(spec) + GRADING_SLACK_S
+        async with attempt.fresh_sandbox(spec.environment, lease_s, spec.network) as sandbox:
             await self._begin(sandbox)
             await boot(sandbox, spec.environment.healthcheck)
             await cargo.place(sandbox)
@@ -324,13 +333,7 @@ async def _owner(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, in
     if user is None:
         stat = await sandbox.files.stat(sandbox.info.workdir)
         return stat.uid, stat.gid
-    name, _, group = str(user).partition(":")
-    passwd = await sandbox.files.read_text("/etc/passwd", errors="replace")
-    for line in passwd.splitlines():
-        fields = line.split(":")
-        if len(fields) > 3 and name in fields[0:3:2] and fields[2].isdecimal():
-            gid = group if group.isdecimal() else fields[3]
-            return int(fields[2]), int(gid)
-    if name.isdecimal():
-        return int(name), int(group if group.isdecimal() else name)
-    raise StepSetupError(f"user {name!r} is not in the sandbox's /etc/passwd")
+    ids = await user_ids(sandbox, user)
+    if ids is None:
+        raise StepSetupError(f"user {user!r} is not in the sandbox's /etc/passwd")
+    return ids

@@ -33,6 +33,7 @@ from coldframe.rollouts import integrity
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
 from coldframe.rollouts.task import VerifierSpec
+from coldframe.rollouts.users import user_ids
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.verification import Verification
 
@@ -131,30 +132,31 @@ class Verifier:
         """Empty the places of the tests and their logs, whatever lies there."""
         files = self.sandbox.files
         removed = []
+        if await self._kind(LOGS) not in {None, FileKind.DIRECTORY}:
+            await files.remove(LOGS)
+            removed.append(LOGS)
+        await files.mkdir(LOGS, mode=0o755, owner=ROOT)
+        # Who owns a directory may rename and make what lies in it, so an agent's /logs is taken
+        # over, before anything in it is made anew.
+        await files.chown(LOGS, *ROOT)
+        await files.chmod(LOGS, 0o755)
         for path in PLACES if self.spec.tests else (VERIFIER_LOGS,):
-            if path == VERIFIER_LOGS and await self._kind(LOGS) not in {None, FileKind.DIRECTORY}:
-                await files.remove(LOGS)
-                removed.append(LOGS)
             if await self._kind(path) is not None:
                 await files.remove(path, recursive=True)
                 removed.append(path)
         self.note(removed=tuple(removed))
-        await files.mkdir(LOGS, mode=0o755, owner=ROOT)
-        # Who owns a directory may rename what lies in it, so an agent's /logs is taken over.
-        await files.chown(LOGS, *ROOT)
-        await files.chmod(LOGS, 0o755)
         # Closed to everybody but the verifier: what the agent left running as another user must
         # neither write the reward nor read the tests.
-        await files.mkdir(VERIFIER_LOGS, mode=0o700, owner=ROOT)
+        await files.mkdir(VERIFIER_LOGS, mode=0o700, owner=ROOT, exist_ok=False)
 
     async def _bring(self) -> dict[str, str]:
         """Upload the tests; return path → digest of what must be found again afterwards."""
         files = self.sandbox.files
         if self.spec.tests:
-            await files.mkdir(TESTS, mode=0o700, owner=ROOT)
+            await files.mkdir(TESTS, mode=0o700, owner=ROOT, exist_ok=False)
             for directory in self.spec.tests:
-                await files.tar_up(TESTS, pack(directory), owner=ROOT)
-            tests = integrity.expected(self.spec.tests)
+                await files.tar_up(TESTS, await asyncio.to_thread(pack, directory), owner=ROOT)
+            tests = await asyncio.to_thread(integrity.expected, self.spec.tests)
         else:
             try:
                 # COPY keeps modes, and not every checkout has the executable bit.
@@ -207,15 +209,12 @@ class Verifier:
 
     async def _hand_over(self, user: str | int | None) -> None:
         """Give the verifier's places to its user, by the sandbox's own names of it."""
-        if user is None:
-            info = await self.sandbox.exec(["id", "-u"], cwd="/", deadline_s=30.0)
-            user = info.text.strip() or "0"
-        places = [path for path in PLACES if await self._kind(path) is FileKind.DIRECTORY]
-        result = await self.sandbox.exec(
-            ["chown", "--", f"{user}", *places], user=0, cwd="/", deadline_s=30.0
-        )
-        if not result.ok:
-            raise VerifierError(f"{VERIFIER_LOGS} cannot be given to user {user!r}")
+        ids = await user_ids(self.sandbox, user)
+        if ids is None:
+            raise VerifierError(f"[verifier] user {user!r} is not in the sandbox's /etc/passwd")
+        for path in PLACES:
+            if await self._kind(path) is FileKind.DIRECTORY:
+                await self.sandbox.files.chown(path, *ids)
 
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")

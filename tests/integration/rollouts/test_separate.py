@@ -276,6 +276,20 @@ async def test_separate_artifacts_beyond_the_bounds_are_refused_and_the_rest_is_
     assert "over 50 entries" in refused["/srv/many"]
 
 
+async def test_separate_artifacts_that_take_too_long_do_not_spare_the_verdict(
+    run_attempt: RunAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree that is slow to read must not turn a 0 into a failure that is nobody's."""
+    monkeypatch.setattr(carry, "TAKE_S", 0.0)
+    directory = separate_task(
+        tmp_path, "mkdir /srv/out; touch /srv/out/a", f"test ! -e /srv/out && echo 0 > {REWARD}"
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 0.0}
+    assert [one.reason for one in travelled(trajectory).refused] == [carry.LATE] * 2
+
+
 async def test_separate_verifiers_sandbox_is_gone_afterwards_and_cannot_be_reached_before(
     run_attempt: RunAttempt, native_async_client: AsyncSandboxClient, tmp_path: Path
 ) -> None:

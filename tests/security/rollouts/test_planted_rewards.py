@@ -126,6 +126,11 @@ KEPT_OUT = {
         user="nobody",
         test=SLOW,
     ),
+    "directory made anew in a loop": Plant(
+        LOOP.format(write=f"mkdir {DIR} && chmod 777 {DIR}; echo 1 > {JSON}") + " sleep 0.05",
+        user="nobody",
+        test=SLOW,
+    ),
     "tests made before": Plant(
         f"echo 'echo 1 > {JSON}' > /tests/helper; chmod -w /tests/helper",
         user="nobody",
