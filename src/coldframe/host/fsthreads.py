@@ -36,15 +36,20 @@ def become(uid: int, gid: int) -> None:
         _current.ids = (uid, gid)
 
 
-async def run_to_its_end(job: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_to_its_end(
+    job: Callable[..., T], /, *args: object, cancelled: Callable[[], None] | None = None
+) -> T:
     """Run a job in a thread; a cancelled caller returns when the job has ended, not before.
 
     For jobs on what their caller takes away behind them: a directory, a mount, a descriptor.
+    `cancelled` tells the job that it may stop.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(job, *args, **kwargs))
+    running = asyncio.ensure_future(asyncio.to_thread(job, *args))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
+        if cancelled is not None:
+            cancelled()
         await asyncio.wait({running})
         if not running.cancelled():
             running.exception()  # nobody wants it any more

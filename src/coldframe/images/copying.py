@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coldframe.images.trees import DIRECTORY, Entry, walk
+from coldframe.host.treewalk import DIRECTORY, Entry, walk
 from coldframe.images.unpack import copy_entry, entry_metadata
 from coldframe.images.view import MergedView, Place
 from coldframe.images.writer import Metadata, TreeWriter
@@ -70,7 +70,7 @@ class Context:
             if fd is None:
                 raise ImageError(f"{path!r} is not in the build context {self._root}")
             raw = os.fsencode(name or ".")
-            entry = Entry(fd, raw, raw, os.stat(raw, dir_fd=fd, follow_symlinks=False))
+            entry = Entry(fd, raw, b"", os.stat(raw, dir_fd=fd, follow_symlinks=False))
             if stat.S_ISLNK(entry.stat.st_mode):
                 raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
             if not stat.S_ISREG(entry.stat.st_mode) and not stat.S_ISDIR(entry.stat.st_mode):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldframe.images.trees import Entry, identity, open_file, walk
+from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.protocol.errors import ImageError
 
 VERSION = b"coldframe-tree-1"

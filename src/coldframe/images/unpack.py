@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol, Self, cast
 
+from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.images import names
 from coldframe.images.base import Image, ImageConfig, Progress, quiet
 from coldframe.images.digest import MAX_FILE, layer_xattrs
 from coldframe.images.store import ImageStore
-from coldframe.images.trees import NO_SPACE, Entry, identity, open_file, walk
+from coldframe.images.trees import NO_SPACE
 from coldframe.images.writer import BLOCK, Metadata, TreeWriter, copy_content, split, write_all
 from coldframe.protocol.errors import CapabilityError, ImageError
 

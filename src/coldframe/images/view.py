@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldframe.host.treewalk import DIRECTORY
 from coldframe.images.digest import is_whiteout
-from coldframe.images.trees import DIRECTORY
 from coldframe.protocol.errors import ImageError
 
 _MAX_LINKS = 40
@@ -80,16 +80,21 @@ class MergedView:
         with ExitStack() as stack:
             if not parts:
                 return os.fstat(self._directories((), stack)[0]), None
-            for directory in self._directories(parts[:-1], stack):
-                try:
-                    status = os.stat(parts[-1], dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if is_whiteout(status):
-                    break
-                if stat.S_ISLNK(status.st_mode):
-                    return status, os.readlink(parts[-1], dir_fd=directory)
-                return status, None
+            return self.look_in(self._directories(parts[:-1], stack), parts[-1])
+
+    @staticmethod
+    def look_in(merged: Sequence[int], name: bytes) -> tuple[os.stat_result | None, bytes | None]:
+        """As `look`, for a name in the directories that make up one."""
+        for directory in merged:
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if is_whiteout(status):
+                break
+            if stat.S_ISLNK(status.st_mode):
+                return status, os.readlink(name, dir_fd=directory)
+            return status, None
         return None, None
 
     def read(self, path: bytes, max_bytes: int = 1 << 20) -> bytes | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from coldframe.host.treewalk import DIRECTORY
 from coldframe.images.digest import MAX_ID
-from coldframe.images.trees import DIRECTORY
 from coldframe.protocol.errors import ImageError
 
 BLOCK = 1 << 20

@@ -6,13 +6,19 @@ written back as it had been does not count; of any other runtime every file is r
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
 from coldframe.node.life import Sandbox
-from coldframe.protocol.errors import FileError, FileTooLargeError, PathNotFoundError
+from coldframe.protocol.errors import (
+    FileError,
+    FileTooLargeError,
+    NotKnownError,
+    PathNotFoundError,
+)
 from coldframe.protocol.models import FileKind, FileStat, Fingerprint
 from coldframe.runtimes.base import FileAccess, KnowsChanges, SandboxHandle
 
@@ -32,6 +38,10 @@ EXCLUDED = (
 MOST_BYTES = 64 << 30
 """Content that is read for one fingerprint; a sparse file costs nothing to make."""
 
+LIMIT_S = 60.0
+"""How long a look at the files may take."""
+
+_USERS_BYTES = 1 << 20
 _PSEUDO = frozenset({b"proc", b"sys", b"dev"})
 _LOOPBACK_ONLY = "none: no egress, loopback only"
 
@@ -43,7 +53,8 @@ async def take(sandbox: Sandbox, handle: SandboxHandle) -> Fingerprint:
     between.
 
     Raises:
-        FileTooLargeError: more than MOST_BYTES of content.
+        NotKnownError: its files could not be told within LIMIT_S.
+        FileTooLargeError: more than MOST_BYTES of content, or too many names.
         SandboxGoneError: it ended.
     """
     spec = sandbox.spec
@@ -77,22 +88,32 @@ async def take(sandbox: Sandbox, handle: SandboxHandle) -> Fingerprint:
 
 async def _files_digest(handle: SandboxHandle, image_digest: str) -> str:
     if not isinstance(handle, KnowsChanges):
-        return await _Files(handle.files).digest(image_digest)
-    whole = hashlib.sha256(image_digest.encode())
-    for change in await handle.changes():
-        _feed(whole, [change.path, *(change.state or (b"removed",))])
-    return whole.hexdigest()
+        return await _read_all(handle.files, image_digest)
+    return await handle.digest_changes(image_digest.encode(), LIMIT_S)
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
+async def _read_all(files: FileAccess, image_digest: str) -> str:
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await _Files(files).digest(image_digest)
+    except TimeoutError:
+        raise NotKnownError(
+            f"the state of its files could not be told within {LIMIT_S:g} s"
+        ) from None
+
+
 async def _content(files: FileAccess, path: str) -> str | None:
-    """The digest of a file's content; None if there is no such file."""
+    """The digest of a file's content; None if there is no such file.
+
+    Of one too large to hold users it is that of its beginning: all of it is among the files.
+    """
     content = hashlib.sha256()
     try:
-        async for piece in files.read(path):
+        async for piece in files.read(path, length=_USERS_BYTES):
             content.update(piece)
     except FileError:
         return None

@@ -271,6 +271,12 @@ class FileTooLargeError(FileError):
     code = "file_too_large"
 
 
+class NotKnownError(FileError):
+    """The state of the sandbox's files could not be told within the bounds of time and size."""
+
+    code = "not_known"
+
+
 class PatchError(FileError):
     """The patch does not apply; no file was changed."""
 

@@ -211,25 +211,15 @@ class SandboxHandle(Protocol):
         """End everything; return when the kernel has nothing of it. Twice is fine."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """One path whose state is another than the image's."""
-
-    path: bytes
-    """Absolute in the sandbox."""
-    state: tuple[bytes, ...] | None
-    """Kind, mode and owner, then a digest of the content or a link's target; None: removed."""
-
-
 @runtime_checkable
 class KnowsChanges(Protocol):
     """What a `SandboxHandle` may offer besides: its difference from the image, cheaply."""
 
-    async def changes(self) -> tuple[Change, ...]:
-        """Return what differs from the image, in order of the paths' bytes.
+    async def digest_changes(self, seed: bytes, limit_s: float) -> str:
+        """Return a digest of `seed` and of what differs from the image.
 
-        State, not history: what was written back as it was is not listed. Raises
-        SandboxGoneError, FileTooLargeError, FileError.
+        State, not history: what was written back as it was does not count. Raises
+        SandboxGoneError, NotKnownError (after `limit_s`), FileTooLargeError, FileError.
         """
 
 

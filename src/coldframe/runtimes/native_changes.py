@@ -1,8 +1,8 @@
 """What a sandbox has changed of its image, by comparing its upper with the layers below it.
 
 State, not history: a file that was written back as it was is no change. Costs what was written,
-not what the image holds. The upper is hostile and may change meanwhile: it is walked by
-descriptors, no link is followed, and only regular files are opened.
+not what the image holds, and no more for what lies deep. The upper is hostile and may change
+meanwhile: it is walked by descriptors, no link is followed, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from coldframe.host.patience import Patience
+from coldframe.host.treewalk import DIRECTORY, Entry, names_of, open_file, walk
 from coldframe.images.digest import is_whiteout
-from coldframe.images.trees import DIRECTORY, Entry, open_file, walk
-from coldframe.images.view import MergedView
 from coldframe.protocol.errors import FileError, FileTooLargeError, ImageError
-from coldframe.runtimes.base import Change
+from coldframe.runtimes.native_below import ImageBelow
+
+T = TypeVar("T")
 
 MOST_BYTES = 64 << 30
 """Content that is read for one look; holes are not read."""
+MOST_NAMES = 1_000_000
+"""Names that are held at once: those of a directory, and of the ones above that wait."""
 
 _BLOCK = 4096
 _PIECE = 1 << 20
@@ -37,86 +41,124 @@ _KINDS = {
     stat.S_IFSOCK: b"socket",
 }
 
+State = tuple[bytes, ...]
+"""Kind, mode and owner, then a digest of the content or a link's target."""
 
-def changes_of(upper: int, layers: Sequence[Path]) -> tuple[Change, ...]:
-    """Return what differs from the layers (top first), in order of the paths' bytes.
 
-    `upper` is a descriptor of the upper directory, not taken over. Blocks; run it in a thread.
+def changes_of(upper: int, layers: Sequence[Path], patience: Patience) -> dict[bytes, State | None]:
+    """Return the state of every path that differs from the layers (top first); None: removed.
+
+    Paths are absolute. For trees that are not hostile: all paths are held at once.
+    `upper` is a descriptor of the upper directory, not taken over. Raises as `digest_changes`.
+    """
+
+    def look(one: _Look) -> dict[bytes, State | None]:
+        return {
+            b"/" + b"/".join((*one.image.names, name) if name else ()): state
+            for name, state in one.changes()
+        }
+
+    return _at_rest(upper, layers, patience, look)
+
+
+def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed: bytes) -> str:
+    """Return a digest of the seed and of all that differs from the layers (top first).
+
+    Memory does not grow with depth, nor with the number of changes. Blocks; run it in a thread.
 
     Raises:
-        FileTooLargeError: more than MOST_BYTES of content.
+        NotKnownError: it took longer than there was patience.
+        FileTooLargeError: more than MOST_BYTES of content, or than MOST_NAMES.
         FileError: it kept changing, or cannot be read.
     """
+
+    def look(one: _Look) -> str:
+        whole = hashlib.sha256(seed)
+        told = 0  # how many names of the way to here have been fed
+        for name, state in one.changes():
+            way = one.image.names
+            told = min(told, one.lowest)
+            one.lowest = len(way)
+            for depth in range(told, len(way)):
+                _feed(whole, (b"in", b"%d" % depth, way[depth]))
+            told = len(way)
+            _feed(whole, (b"at", b"%d" % told, name, *(state or (b"removed",))))
+        return whole.hexdigest()
+
+    return _at_rest(upper, layers, patience, look)
+
+
+def _at_rest(
+    upper: int, layers: Sequence[Path], patience: Patience, look: Callable[[_Look], T]
+) -> T:
+    """Look until nothing has changed under the look."""
     failure: Exception | None = None
     for _ in range(_TRIES):
-        try:
-            return tuple(sorted(_Look(upper, layers).changes(), key=lambda change: change.path))
-        except (ImageError, OSError) as error:
-            failure = error
+        with contextlib.closing(ImageBelow(layers)) as image:
+            try:
+                return look(_Look(upper, image, patience))
+            except (ImageError, OSError) as error:
+                failure = error
     raise FileError(f"the sandbox's files kept changing: {failure}") from failure
 
 
-class _Image(MergedView):
-    """The layers below an upper."""
-
-    def names(self, parts: tuple[bytes, ...]) -> set[bytes]:
-        """Names in a merged directory; empty if there is none."""
-        found: set[bytes] = set()
-        hidden: set[bytes] = set()
-        with ExitStack() as stack:
-            for directory in self._directories(parts, stack):
-                here = _names(directory) - found - hidden
-                for name in here:
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    (hidden if is_whiteout(status) else found).add(name)
-        return found
-
-    def open(self, parts: tuple[bytes, ...]) -> int:
-        """Open a regular file. Raises FileNotFoundError."""
-        with ExitStack() as stack:
-            for directory in self._directories(parts[:-1], stack):
-                with contextlib.suppress(FileNotFoundError):
-                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                    return os.open(parts[-1], flags, dir_fd=directory)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"/".join(parts))
+def _feed(whole: hashlib._Hash, fields: tuple[bytes, ...]) -> None:
+    whole.update(b"".join(b"%d:%s" % (len(field), field) for field in fields) + b"\n")
 
 
 class _Look:
     """One pass over an upper."""
 
-    def __init__(self, upper: int, layers: Sequence[Path]) -> None:
-        self._upper = upper
-        self._image = _Image(layers)
+    def __init__(self, upper: int, image: ImageBelow, patience: Patience) -> None:
+        self._upper, self.image, self._patience = upper, image, patience
         self._left = MOST_BYTES
+        self.lowest = 0
+        """The least depth at which it has stood since somebody set this."""
 
-    def changes(self) -> Iterator[Change]:
-        for entry in walk(self._upper):
-            parts = () if entry.path == b"." else tuple(entry.path.split(b"/"))
-            below, target = self._image.look(parts)
-            if parts and is_whiteout(entry.stat):
+    def changes(self) -> Iterator[tuple[bytes, State | None]]:
+        """Yield name and state of what differs where `image` stands; the root has no name."""
+        last = b""
+        for entry in walk(self._upper, MOST_NAMES):
+            self._patience.check()
+            if entry.depth == 0:
+                yield from self._compare(b"", entry, self.image.root_stat(), None)
+                continue
+            if entry.depth - 1 > self.image.depth:
+                self.image.enter(last)
+            else:
+                self.image.leave_to(entry.depth - 1)
+                self.lowest = min(self.lowest, entry.depth - 1)
+            last = entry.name
+            below, target = self.image.look_at(entry.name)
+            if is_whiteout(entry.stat):
                 if below is not None:
-                    yield Change(b"/" + entry.path, None)
+                    yield entry.name, None
                 continue
             if stat.S_ISDIR(entry.stat.st_mode):
-                yield from self._hidden(entry, parts, below)
-            state = self._state(entry)
-            if below is None or not self._same(entry, state, parts, below, target):
-                yield Change(b"/" + b"/".join(parts), state)
+                yield from self._hidden(entry, below)
+            yield from self._compare(entry.name, entry, below, target)
+
+    def _compare(
+        self, name: bytes, entry: Entry, below: os.stat_result | None, target: bytes | None
+    ) -> Iterator[tuple[bytes, State | None]]:
+        state = self._state(entry)
+        if below is None or not self._same(entry, state, below, target):
+            yield name, state
 
     def _hidden(
-        self, entry: Entry, parts: tuple[bytes, ...], below: os.stat_result | None
-    ) -> Iterator[Change]:
+        self, entry: Entry, below: os.stat_result | None
+    ) -> Iterator[tuple[bytes, State | None]]:
         """What the image has in a directory that was removed and made anew."""
-        if below is None or not stat.S_ISDIR(below.st_mode) or not parts:
+        if below is None or not stat.S_ISDIR(below.st_mode):
             return
         with _opened(entry) as directory:
             if not _is_opaque(directory):
                 return
-            kept = _names(directory)
-        for name in self._image.names(parts) - kept:
-            yield Change(b"/" + entry.path + b"/" + name, None)
+            kept = set(names_of(directory))
+        for name in sorted(self.image.names_in(entry.name) - kept):
+            yield entry.name + b"/" + name, None
 
-    def _state(self, entry: Entry) -> tuple[bytes, ...]:
+    def _state(self, entry: Entry) -> State:
         """Kind, mode and owner, and what there is of content."""
         status = entry.stat
         kind, fields = _fields(status)
@@ -133,8 +175,7 @@ class _Look:
     def _same(
         self,
         entry: Entry,
-        state: tuple[bytes, ...],
-        parts: tuple[bytes, ...],
+        state: State,
         below: os.stat_result,
         target: bytes | None,
     ) -> bool:
@@ -147,7 +188,7 @@ class _Look:
             return True
         if below.st_size != entry.stat.st_size:
             return False
-        fd = self._image.open(parts)
+        fd = self.image.open(entry.name)
         try:
             return self._content(fd, entry.path) == state[-1]
         finally:
@@ -162,12 +203,9 @@ class _Look:
             if self._left < 0:
                 raise FileTooLargeError(f"more than {MOST_BYTES} bytes to read, up to {path!r}")
             for at in range(start, end, _PIECE):
+                self._patience.check()
                 _feed_blocks(content, at, os.pread(fd, min(_PIECE, end - at), at))
         return content.digest()
-
-
-def _names(directory: int) -> set[bytes]:
-    return {os.fsencode(name) for name in os.listdir(directory)}
 
 
 def _fields(status: os.stat_result) -> tuple[bytes, tuple[bytes, ...]]:

@@ -17,11 +17,13 @@ from coldframe.host.descriptors import needing_room
 from coldframe.host.egress.listeners import LISTENERS
 from coldframe.host.export import export_layer
 from coldframe.host.fsthreads import run_to_its_end
+from coldframe.host.patience import Patience
 from coldframe.host.pipes import CommandPipes
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.roottree import closing
 from coldframe.host.spawner import Created, Process, Spawner, SpawnerFault
 from coldframe.host.storage import Storage
+from coldframe.host.treewalk import DIRECTORY
 from coldframe.protocol.errors import (
     ColdframeError,
     InvalidRequestError,
@@ -31,8 +33,8 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import ExecRequest, ProcessInfo, SandboxSpec, SignalScope
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
-from coldframe.runtimes.base import Change, FileAccess, Gone, SandboxHandle
-from coldframe.runtimes.native_changes import changes_of
+from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
+from coldframe.runtimes.native_changes import digest_changes
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_request import Plan, Planner, exec_error
@@ -250,16 +252,25 @@ class NativeSandbox:
         directory = self.parts.storage.open(self._id)
         await run_to_its_end(export_layer, directory, b"upper", target)
 
-    async def changes(self) -> tuple[Change, ...]:
-        """See `KnowsChanges.changes`."""
+    async def digest_changes(self, seed: bytes, limit_s: float) -> str:
+        """See `KnowsChanges.digest_changes`."""
         self._require_alive()
-        return await run_to_its_end(self._changes)
+        patience = Patience(limit_s)
+        with self.open_upper() as upper:
+            return await run_to_its_end(
+                digest_changes,
+                *(upper, self.parts.layers, patience, seed),
+                cancelled=patience.lose,
+            )
 
-    def _changes(self) -> tuple[Change, ...]:
-        with closing(self.parts.storage.open(self._id)) as directory:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            with closing(os.open("upper", flags, dir_fd=directory)) as upper:
-                return changes_of(upper, self.parts.layers)
+    @contextlib.contextmanager
+    def open_upper(self) -> Iterator[int]:
+        """A descriptor of what it has written, in layer form."""
+        with (
+            closing(self.parts.storage.open(self._id)) as directory,
+            closing(os.open("upper", DIRECTORY, dir_fd=directory)) as upper,
+        ):
+            yield upper
 
     async def destroy(self) -> None:
         """See `SandboxHandle.destroy`."""

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from coldframe.host import census
+from coldframe.host.patience import Patience
+from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
+from coldframe.node import fingerprints
 from coldframe.node.life import ENDED
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import ColdframeError, SandboxGoneError
+from coldframe.protocol.errors import ColdframeError, NotKnownError, SandboxGoneError
 from coldframe.protocol.models import (
     ExecRequest,
     ExecResult,
@@ -25,8 +30,8 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
-from coldframe.runtimes.base import KnowsChanges
 from coldframe.runtimes.native import NativeRuntime
+from coldframe.runtimes.native_changes import State, changes_of
 from coldframe.runtimes.native_sandbox import NativeSandbox
 
 pytestmark = pytest.mark.root
@@ -217,14 +222,19 @@ async def test_fingerprint_on_native_tells_states_not_histories(
         assert (await native_node.fingerprint(other)).files != before.files, change
 
 
+def looked_at(handle: NativeSandbox) -> dict[bytes, State | None]:
+    """What differs from the image."""
+    with handle.open_upper() as upper:
+        return changes_of(upper, handle.parts.layers, Patience(60))
+
+
 async def test_changes_list_what_differs_from_the_image(
     native_node: Node, spec: SandboxSpec
 ) -> None:
     """Removed, replaced, emptied and holes: each as what it is now."""
     sandbox = (await native_node.create_sandbox(spec)).id
     handle = handle_of(native_node, sandbox)
-    assert isinstance(handle, KnowsChanges)
-    assert await handle.changes() == ()
+    assert looked_at(handle) == {}
 
     await changed(
         native_node,
@@ -232,7 +242,7 @@ async def test_changes_list_what_differs_from_the_image(
         "rm -r /etc; mkdir /etc; echo new > /etc/new; truncate -s 1099511627776 /hole; "
         "rm /bin/cat; head -c 4096 /dev/zero > /a; truncate -s 4096 /b",
     )
-    changes = {change.path: change.state for change in await handle.changes()}
+    changes = looked_at(handle)
 
     assert changes[b"/etc/passwd"] is None
     assert changes[b"/bin/cat"] is None
@@ -241,6 +251,75 @@ async def test_changes_list_what_differs_from_the_image(
     assert changes[b"/a"] == changes[b"/b"]
     assert b"/hole" in changes
     assert b"/etc/group" not in changes or changes[b"/etc/group"] is None
+
+
+DEEP = """
+import os, sys
+top = os.open("/", os.O_RDONLY)
+for level in range(int(sys.argv[1])):
+    os.mkdir("d", dir_fd=top)
+    below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
+    os.close(top)
+    top = below
+os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=top))
+"""
+
+
+async def test_fingerprint_of_a_deep_tree_costs_what_its_entries_do(
+    native_node: Node, debian_image: Image
+) -> None:
+    """30,000 levels took 2 GiB and quadratic time of the host; ten levels make a path longer."""
+    spec = SandboxSpec(image=debian_image.name)
+    took: dict[int, float] = {}
+    digests = set()
+    for depth in (3_000, 30_000, 29_999):
+        sandbox = (await native_node.create_sandbox(spec)).id
+        made = await native_node.exec(
+            sandbox, ExecRequest(argv=("python3", "-c", DEEP, str(depth)))
+        )
+        assert made.exit_code == 0, made.stderr
+        before, began = peak_rss_bytes(), time.monotonic()
+        digests.add((await native_node.fingerprint(sandbox)).files)
+        took[depth] = time.monotonic() - began
+        assert peak_rss_bytes() - before < 64 << 20
+
+    assert len(digests) == 3
+    assert took[30_000] < 30 * took[3_000]
+
+
+async def test_fingerprint_that_takes_too_long_is_not_known(
+    native_node: Node, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits is told, and who is cancelled does not wait for the end of it."""
+    sandbox = (await native_node.create_sandbox(spec)).id
+    await changed(native_node, sandbox, "head -c 200000000 /dev/urandom > /large")
+    looking = asyncio.ensure_future(native_node.fingerprint(sandbox))
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    assert time.monotonic() - began < 0.2
+
+    monkeypatch.setattr(fingerprints, "LIMIT_S", 0.02)
+    with pytest.raises(NotKnownError, match=r"within 0\.02 s"):
+        await native_node.fingerprint(sandbox)
+
+
+async def test_fingerprint_reads_no_more_of_users_than_users_need(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """A hole of 1 TiB costs nothing to make."""
+    sandbox = (await native_node.create_sandbox(spec)).id
+    await changed(native_node, sandbox, "truncate -s 1099511627776 /etc/passwd /etc/group")
+
+    async with asyncio.timeout(10):
+        one = await native_node.fingerprint(sandbox)
+        assert await native_node.fingerprint(sandbox) == one
+
+
+def peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # --- death ----------------------------------------------------------------------------

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from coldframe.images.trees import remove_tree, walk
+from coldframe.host.treewalk import walk
+from coldframe.images.trees import remove_tree
 
 
 def _dig(root: Path, depth: int, name: str = "d" * 50) -> None:
@@ -63,6 +65,19 @@ def test_remove_tree_with_links_out_leaves_their_targets(tmp_path: Path) -> None
 def test_remove_tree_of_nothing_is_fine(tmp_path: Path) -> None:
     """Two processes may collect the same garbage."""
     remove_tree(tmp_path / "nothing")
+
+
+def test_walk_of_a_deep_tree_holds_its_names_only(deep_tree: Path) -> None:
+    """The path of every level at once is quadratic: 225 MB for 3,000 levels."""
+    tracemalloc.start()
+    try:
+        entries = sum(1 for entry in walk(deep_tree) if entry.path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert entries == 3002
+    assert peak < 8 << 20
 
 
 def test_walk_yields_every_entry_once_in_order_of_bytes(tmp_path: Path) -> None:
