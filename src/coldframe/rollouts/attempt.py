@@ -28,7 +28,7 @@ from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity, record
 from coldframe.rollouts.attribution import Phase, failure_of
-from coldframe.rollouts.boot import boot
+from coldframe.rollouts.boot import Booted, boot
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.phases import PhaseLog
 from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
@@ -121,6 +121,7 @@ class Attempt:
         self.node: str | None = None
         self.initial: Fingerprint | None = None
         self.final: Fingerprint | None = None
+        self.booted = Booted()
         self.programs: dict[str, str] = {}
         self.rewards: dict[str, float] | None = None
         self.failure: Failure | None = None
@@ -265,7 +266,7 @@ class Attempt:
             )
         for place in LEFT_PLACES:
             await sandbox.files.mkdir(place, mode=0o777, owner=(0, 0))
-        await boot(sandbox, self.task.environment.healthcheck)
+        self.booted = await boot(sandbox, self.task.environment.healthcheck)
         if not all(step.verifier.separate for step in self.task.steps):
             self.programs = await integrity.programs(sandbox)
         self.initial = await self._fingerprint(sandbox, "identity.initial_state")

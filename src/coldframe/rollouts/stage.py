@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldframe.harnesses import load_harness
-from coldframe.harnesses.base import Episode, Outcome, Solution
+from coldframe.harnesses.base import Episode, Outcome, Solution, check_platform
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -241,6 +241,7 @@ class Stage:
             except NotExecutedError as error:
                 self._collected.append(known.model_copy(update={"error": plain_text(str(error))}))
                 continue
+            check_platform(result)
             output = self.attempt.recorder.output
             self._collected.append(
                 known.model_copy(
@@ -270,7 +271,7 @@ class Stage:
             verifier.note(
                 mode="separate" if separate else "shared",
                 full_kill=self.attempt.task.full_kill,
-                forgeable=not separate and bool(self._survivors) and self._agent_may_be_root(),
+                forgeable=not separate and self._forgeable(),
                 image=sandbox.info.image_digest,
                 artifacts=cargo.record(),
                 collected=tuple(self._collected),
@@ -286,10 +287,13 @@ class Stage:
             finally:
                 await self.attempt.phases.end(killed=verifier.killed, survivors=survivors)
 
-    def _agent_may_be_root(self) -> bool:
-        """Whether the agent's user is root, or the image's own, which mostly is."""
+    def _forgeable(self) -> bool:
+        """Whether something of the agent's lives that may be root's; the entry point is not its."""
         user = self.step.agent.user
-        return user is None or str(user).partition(":")[0] in {"0", "root"}
+        if user is not None and str(user).partition(":")[0] not in {"0", "root"}:
+            return False
+        own = self.attempt.booted.operation_id
+        return any(one.operation_id is None or one.operation_id != own for one in self._survivors)
 
     async def _look_at_programs(self, verifier: Verifier) -> None:
         """Tell whether what the verifier runs by was touched since the start."""

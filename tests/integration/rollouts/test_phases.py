@@ -11,6 +11,7 @@ from coldframe.trajectories.phases import PhaseRecord
 from coldframe.trajectories.schema import Trajectory
 from tests.fixtures.egress import OTHER, WEB, Internet, hello
 from tests.integration.rollouts.conftest import RunAttempt
+from tests.integration.rollouts.test_boot import Tagged, tagged  # noqa: F401 (a fixture)
 from tests.unit.rollouts.tasks import BASE, write_task
 
 pytestmark = pytest.mark.root
@@ -164,3 +165,25 @@ async def test_policy_of_a_phase_that_cannot_be_enforced_fails_by_name(
     assert trajectory.rewards is None
     assert trajectory.failure and trajectory.failure.code == "capability_missing"
     assert trajectory.failure.phase == "verify"
+
+
+async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_verdict(
+    run_attempt: RunAttempt,
+    tagged: Tagged,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A service of the image's is no survivor of the agent's; one of the agent's is."""
+    image = tagged(("sleep", "5000"))
+    toml = f'[environment]\ndocker_image = "{image}"\nnetwork_mode = "no-network"\n'
+    toml += "[environment.healthcheck]\n"
+    toml += 'command = "pgrep -x sleep"\ninterval_sec = 0.1\n'
+    test = f"#!/bin/sh\npgrep -f 'sleep 5000' && echo 1 > {REWARD}\n"
+    own = await run_attempt(write_task(tmp_path, "own", toml=toml, tests__test_sh=test))
+    left = "#!/bin/sh\nsleep 6000 > /dev/null 2>&1 &\n"
+    more = await run_attempt(
+        write_task(tmp_path, "more", toml=toml, tests__test_sh=test, solution__solve_sh=left)
+    )
+
+    assert (own.rewards, more.rewards) == ({"reward": 1.0}, {"reward": 1.0}), own.failure
+    assert own.verification and more.verification
+    assert (own.verification.forgeable, more.verification.forgeable) == (False, True)
