@@ -20,6 +20,7 @@ from coldframe.images.store import ImageStore
 from coldframe.node.settings import NodeSettings
 
 ROUNDS = 20
+CALL_MAX_S = 60
 
 
 class Unavailable(Exception):
@@ -27,14 +28,27 @@ class Unavailable(Exception):
 
 
 async def _call(*argv: str) -> float:
-    start = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        *argv, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    _, error = await process.communicate()
-    if process.returncode != 0:
-        raise Unavailable(f"{argv[0]} {argv[1]}: {error.decode('utf-8', 'replace').strip()[-200:]}")
-    return time.perf_counter() - start
+    # A file, as a container that is left running would hold a pipe open.
+    with tempfile.TemporaryFile() as errors:
+        start = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=errors,
+        )
+        try:
+            code = await asyncio.wait_for(process.wait(), CALL_MAX_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise Unavailable(f"{' '.join(argv[:2])}: no end within {CALL_MAX_S} s") from None
+        took = time.perf_counter() - start
+        if code != 0:
+            errors.seek(0)
+            text = errors.read().decode("utf-8", "replace").strip()[-200:]
+            raise Unavailable(f"{' '.join(argv[:2])}: {text}")
+    return took
 
 
 def _rootfs(image: str, scratch: Path) -> Path:
