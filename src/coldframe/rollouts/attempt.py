@@ -28,7 +28,7 @@ from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity, record
 from coldframe.rollouts.attribution import Phase, failure_of
-from coldframe.rollouts.boot import Booted, boot
+from coldframe.rollouts.boot import BOOT_S, BootDeadlineError, Booted, boot
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.phases import PhaseLog
 from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
@@ -229,15 +229,22 @@ class Attempt:
             limits["memory_bytes"] = spec.memory_mb * MIB
         if spec.storage_mb is not None:
             limits["disk_bytes"] = spec.storage_mb * MIB
-        return await self.client.create_sandbox(
-            image,
-            env=dict(spec.env) or None,
-            workdir=spec.workdir,
-            labels=labels,
-            ttl_s=ttl_s,
-            network=network,
-            **limits,
-        )
+        timer = asyncio.timeout(BOOT_S)
+        try:
+            async with timer:
+                return await self.client.create_sandbox(
+                    image,
+                    env=dict(spec.env) or None,
+                    workdir=spec.workdir,
+                    labels=labels,
+                    ttl_s=ttl_s,
+                    network=network,
+                    **limits,
+                )
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise BootDeadlineError(f"no sandbox of {image!r} within {BOOT_S:g} s") from None
 
     def _lease_s(self) -> float:
         """Return what all phases may take together."""

@@ -31,6 +31,16 @@ _INTERACTIVE = re.compile(
 )
 
 
+BOOT_S = 600.0
+"""For making a sandbox, its wait on the node included. No other phase's time covers it."""
+
+
+class BootDeadlineError(CreateError):
+    """The sandbox was not there in time; what had been made of it is gone."""
+
+    code = "boot_deadline"
+
+
 class EntryPointError(CreateError):
     """The image's entry point could not be started, or failed; the message shows its output."""
 

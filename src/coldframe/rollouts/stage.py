@@ -141,7 +141,7 @@ class Stage:
         if step.setup is not None:
             await self._run_setup(step.setup)
         if step.healthcheck is not None:
-            await wait_healthy(sandbox, step.healthcheck)
+            await wait_healthy(sandbox, step.healthcheck, user=step.agent.user)
         await self.attempt.phases.end()
 
     async def _run_setup(self, script: Path) -> None:

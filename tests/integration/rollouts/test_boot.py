@@ -14,6 +14,8 @@ from coldframe.images.store import ImageStore
 from coldframe.rollouts.boot import EntryPointError, boot, entry_point
 from coldframe.rollouts.healthcheck import UnhealthyError
 from coldframe.rollouts.task import Healthcheck
+from tests.integration.rollouts.conftest import RunAttempt
+from tests.unit.rollouts.tasks import BASE, write_task
 
 Tagged = Callable[..., str]
 SERVER = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8123, bind='127.0.0.1')"
@@ -151,3 +153,33 @@ async def test_boot_without_entry_point_checks_the_health_alone(
 
         assert (booted.command, booted.health) == ((), None)
         assert await sandbox.processes() == ()
+
+
+@pytest.mark.root
+async def test_attempt_whose_sandbox_is_not_there_in_time_is_the_starts_failure(
+    run_attempt: RunAttempt,
+    native_async_client: AsyncSandboxClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent's time does not cover a wedged start, so the start has one of its own."""
+    monkeypatch.setattr("coldframe.rollouts.attempt.BOOT_S", 0.0)
+    trajectory = await run_attempt(write_task(tmp_path))
+
+    assert trajectory.failure is not None
+    assert (trajectory.failure.code, trajectory.failure.side) == ("boot_deadline", "startup")
+    assert trajectory.failure.retryable
+    assert await native_async_client.list_sandboxes() == ()
+
+
+@pytest.mark.root
+async def test_attempt_whose_task_is_never_healthy_has_no_agent_and_no_reward(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """The control is every other attempt: a check that fails costs the start, not the policy."""
+    toml = BASE + "[environment.healthcheck]\ncommand = 'echo no; false'\ninterval_sec = 0\n"
+    trajectory = await run_attempt(write_task(tmp_path, toml=toml))
+
+    assert trajectory.failure is not None
+    assert (trajectory.failure.code, trajectory.failure.side) == ("unhealthy", "startup")
+    assert (trajectory.steps, trajectory.rewards) == ((), None)

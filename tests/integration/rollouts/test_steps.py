@@ -244,3 +244,22 @@ async def test_environment_that_is_not_healthy_is_a_startup_failure(
     assert "exit code 4" in trajectory.failure.message
     assert trajectory.steps == ()
     assert [one.name for one in trajectory.phases] == ["start"]
+
+
+async def test_step_healthcheck_runs_as_the_agent_and_gates_its_step(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """It asks on the agent's terms; a step that is not healthy is not begun."""
+    check = "[steps.healthcheck]\ncommand = 'test $(id -un) = www-data'\nretries = 1\n"
+    user = "[steps.agent]\nuser = 'www-data'\n"
+    solution = "#!/bin/sh\ntouch /tmp/one\n"
+    test = f"#!/bin/sh\n[ -e /tmp/one ] && echo 1 > {REWARD}\n"
+    files = {"solution/solve.sh": solution, "tests/test.sh": test}
+
+    healthy = await run_attempt(steps_task(tmp_path / "a", one={"toml": user + check, **files}))
+    unhealthy = await run_attempt(steps_task(tmp_path / "b", one={"toml": check, **files}))
+
+    assert healthy.rewards == {"reward": 1.0}
+    assert unhealthy.failure is not None
+    assert (unhealthy.failure.code, unhealthy.failure.side) == ("unhealthy", "startup")
+    assert unhealthy.steps == ()
