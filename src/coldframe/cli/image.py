@@ -17,7 +17,7 @@ import typer
 from coldframe.cli import render
 
 if TYPE_CHECKING:
-    from coldframe.images.base import Image
+    from coldframe.images.base import HistoryEntry, Image, ImageConfig
     from coldframe.images.store import ImageRecord, ImageStore, Removal
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
@@ -79,22 +79,37 @@ def build(
     dockerfile: Annotated[
         Path | None, typer.Option("--file", "-f", help="Default: DIRECTORY/Dockerfile.")
     ] = None,
+    build_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A value for ARG; repeatable."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The stage to build, by name or number; default: the last.")
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(help="What RUN may reach: rules, presets (the default), public or none."),
+    ] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds for each RUN.")] = 600.0,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Run every RUN, also those that ran before.")
+        bool, typer.Option("--no-cache", help="Do every step, also those that were done before.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Build an image from a Dockerfile of FROM, RUN, COPY, ENV, WORKDIR, USER.
+    """Build an image from a Dockerfile.
 
-    RUN steps run in sandboxes without a network. Each is a cached layer: a second build runs
-    nothing. Any other instruction is refused, with file and line, before anything runs.
+    RUN steps run in sandboxes that reach this machine's own package indexes and nothing else,
+    unless --network says otherwise. Each step is a cached layer: a second build does nothing.
+    What cannot be honoured is refused, with file and line, before anything runs.
     """
-    from coldframe.images.build import check
+    from coldframe.images.build import BuildOptions, check
     from coldframe.node.node import Node
+    from coldframe.protocol.network import network_policy
 
+    policy = network_policy("none" if network == ["none"] else network or "presets")
+    options = BuildOptions(dockerfile, dict(map(_build_argument, build_arg or ())), target)
     with _store() as store:
-        check(store, name, context, dockerfile=dockerfile)  # a bad line needs no node
+        check(store, name, context, options=options)  # a bad line needs no node
 
     async def run() -> Image:
         async with Node() as node:
@@ -102,6 +117,9 @@ def build(
                 name,
                 context,
                 dockerfile=dockerfile,
+                build_args=options.arguments,
+                target=target,
+                network=policy,
                 deadline_s=deadline,
                 cached=not no_cache,
                 progress=_progress,
@@ -110,6 +128,42 @@ def build(
     image = asyncio.run(run())
     with _store() as store:
         _show_image(store, image, as_json)
+
+
+@app.command()
+def alias(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME TARGET | ls | rm NAME...", help="Names, or digests."),
+    ],
+    as_json: _Json = False,
+) -> None:
+    """Let a name stand for an image of the store, as in FROM python:3.11-slim.
+
+    An image that has the name itself comes first. `ls` lists the table, those included that
+    are known without it; `rm` forgets names.
+    """
+    from coldframe.images.aliases import BUILT_IN
+
+    with _store() as store:
+        if words[0] == "ls" and len(words) == 1:
+            table = store.aliases.table()
+            if as_json:
+                print(json.dumps({**BUILT_IN, **table}))
+                return
+            rows = [(one, to, "") for one, to in table.items()]
+            rows += [(one, to, "built in") for one, to in BUILT_IN.items() if one not in table]
+            print(render.table(("NAME", "TARGET", ""), rows))
+        elif words[0] == "rm" and len(words) > 1:
+            removed = [store.aliases.remove(name) for name in dict.fromkeys(words[1:])]
+            print(json.dumps(removed) if as_json else f"removed {', '.join(removed)}")
+        elif words[0] not in ("ls", "rm") and len(words) == 2:
+            name, target = store.aliases.add(*words)
+            print(json.dumps({name: target}) if as_json else f"{name} stands for {target}")
+            if not any(target in (one.name, one.digest) for one in store.list()):
+                _progress(f"{target} is not in the store yet")
+        else:
+            raise typer.BadParameter("write NAME TARGET, ls, or rm NAME...")
 
 
 @app.command("ls")
@@ -163,7 +217,7 @@ def inspect(
     image: Annotated[str, typer.Argument(metavar="NAME", help="Name or digest.")],
     as_json: _Json = False,
 ) -> None:
-    """Show an image's layers (top first), environment, user and working directory."""
+    """Show an image's configuration, history (oldest first) and layers (top first)."""
     with _store() as store:
         record = store.inspect(image)
         paths = [str(store.layer_root(digest)) for digest in record.layers]
@@ -178,6 +232,8 @@ def inspect(
         f"workdir  {config.workdir}",
         f"user     {config.user}",
         *(f"env      {key}={value}" for key, value in config.env),
+        *_more(config),
+        *(f"history  {_history(entry)}" for entry in record.history),
         *(f"layer    {path}" for path in paths),
     ]
     print("\n".join(render.safe(line) for line in lines))
@@ -204,6 +260,32 @@ def _plain(record: ImageRecord) -> dict[str, Any]:
     for key in ("env", "labels"):
         plain["config"][key] = dict(plain["config"][key])
     return plain
+
+
+def _more(config: ImageConfig) -> Iterator[str]:
+    """Say what most images do not have."""
+    for name in ("entrypoint", "cmd", "shell"):
+        if words := getattr(config, name):
+            yield f"{name:<10} {json.dumps(words)}"
+    if config.healthcheck is not None:
+        yield f"healthcheck {json.dumps(asdict(config.healthcheck))}"
+    yield from (f"label    {key}={value}" for key, value in config.labels)
+    yield from (f"port     {port}" for port in config.exposed_ports)
+    yield from (f"volume   {path}" for path in config.volumes)
+    yield from (f"on build {text}" for text in config.on_build)
+    if config.stop_signal is not None:
+        yield f"stop     {config.stop_signal}"
+
+
+def _history(entry: HistoryEntry) -> str:
+    return entry.instruction + (f"  ({entry.resolved})" if entry.resolved else "")
+
+
+def _build_argument(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f'--build-arg {text}: write NAME=VALUE, as in NAME="$NAME"')
+    return name, value
 
 
 def _show_image(store: ImageStore, image: Image, as_json: bool) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coldframe.client._link import NodeLink, NodeOpener
+    from coldframe.protocol.network import NetworkPolicy
 
 READ_BYTES = 1 << 18
 """How much one read of output asks for."""
@@ -92,11 +93,27 @@ class ClientCore:
         self._made.pop(info.id, None)
 
     async def build_image(
-        self, name: str, context: Path, *, dockerfile: Path | None, deadline_s: float, cached: bool
+        self,
+        name: str,
+        context: Path,
+        *,
+        dockerfile: Path | None,
+        build_args: Mapping[str, str] | None,
+        target: str | None,
+        network: NetworkPolicy,
+        deadline_s: float,
+        cached: bool,
     ) -> str:
         link = await self.link()
         image = await link.build_image(
-            name, context, dockerfile=dockerfile, deadline_s=deadline_s, cached=cached
+            name,
+            context,
+            dockerfile=dockerfile,
+            build_args=build_args,
+            target=target,
+            network=network,
+            deadline_s=deadline_s,
+            cached=cached,
         )
         return image.digest
 

@@ -105,7 +105,16 @@ class NodeLink(Protocol):
     async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents: ...
 
     async def build_image(
-        self, name: str, context: Path, *, dockerfile: Path | None, deadline_s: float, cached: bool
+        self,
+        name: str,
+        context: Path,
+        *,
+        dockerfile: Path | None,
+        build_args: Mapping[str, str] | None,
+        target: str | None,
+        network: NetworkPolicy,
+        deadline_s: float,
+        cached: bool,
     ) -> Image: ...
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +58,17 @@ def identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def walk(root: Path | int, most_names: int | None = None) -> Iterator[Entry]:
+def walk(
+    root: Path | int,
+    most_names: int | None = None,
+    *,
+    enter: Callable[[Entry], bool] = lambda _: True,
+) -> Iterator[Entry]:
     """Yield every entry below `root`, the root first, directories before their content.
 
     Names of one directory come in the order of their bytes. One descriptor is open at a
-    time, whatever the depth: the way up is `..`, checked.
+    time, whatever the depth: the way up is `..`, checked. Directories that `enter` does not
+    want are yielded, and not looked into.
 
     Raises:
         OSError: the tree cannot be read; ESTALE: it changed under the walk.
@@ -88,8 +94,9 @@ def walk(root: Path | int, most_names: int | None = None) -> Iterator[Entry]:
             name = level.names.pop()
             held -= 1
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            yield Entry(fd, name, above, status, len(stack))
-            if stat.S_ISDIR(status.st_mode):
+            entry = Entry(fd, name, above, status, len(stack))
+            yield entry
+            if stat.S_ISDIR(status.st_mode) and enter(entry):
                 fd = _descend(fd, name)
                 above += name + b"/"
                 names = _names(fd, None if most_names is None else most_names - held)

@@ -1,143 +1,63 @@
-"""Build the layer of one COPY line on the host, without following a link on either side.
+"""Build the layer of one COPY or ADD line on the host, without following a link on either side.
 
-Sources come from the build context only; the target's links are resolved inside the image.
+Sources come from a build context or an image; the target's links are resolved inside the image.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
+import posixpath
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coldframe.host.treewalk import DIRECTORY, Entry, walk
+from coldframe.host.treewalk import Entry, identity, walk
+from coldframe.images.archives import is_archive, open_unpacked
+from coldframe.images.digest import describe
+from coldframe.images.sources import Source
+from coldframe.images.trees import remove_tree
 from coldframe.images.unpack import copy_entry, entry_metadata
 from coldframe.images.view import MergedView, Place
-from coldframe.images.writer import Metadata, TreeWriter
+from coldframe.images.writer import Metadata, TreeWriter, write_bytes
 from coldframe.protocol.errors import ImageError
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A COPY line with its variables filled in."""
+    """A COPY or ADD line with its variables filled in."""
 
     sources: tuple[str, ...]
     target: str
     """Absolute; a trailing slash says that it is a directory."""
-    uid: int = 0
-    gid: int = 0
+    owner: tuple[int, int] | None = None
+    """None: root, and of what is unpacked its own."""
     mode: int | None = None
     """For every file and directory that is copied; None: their own."""
+    files: tuple[tuple[str, bytes], ...] = ()
+    """Names and contents of here-documents."""
+    unpacks: bool = False
+    """Whether archives are unpacked (ADD)."""
 
 
-class Context:
-    """A build context: the only place that COPY reads."""
+def copy_digest(source: Source, request: Copy) -> str:
+    """Return a digest of everything that decides what a copy writes but the image below it.
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def expand(self, source: str) -> tuple[str, ...]:
-        """Return the paths, relative to the context, that a source or pattern names.
-
-        Raises:
-            ImageError: there are none, or it would leave the context.
-        """
-        parts = [part for part in source.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise ImageError(f"{source!r} would leave the build context")
-        found = [""]
-        for part in parts:
-            found = [path for parent in found for path in self._match(parent, part)]
-        if not found:
-            raise ImageError(f"{source!r} is not in the build context {self._root}")
-        for path in found:
-            with self.entry(path):
-                pass
-        return tuple(found)
-
-    @contextmanager
-    def entry(self, path: str) -> Iterator[Entry]:
-        """Stand on a file or directory of the context.
-
-        Raises:
-            ImageError: it is neither, or no longer there.
-        """
-        parent, _, name = path.rpartition("/")
-        with self.directory(parent) as fd:
-            if fd is None:
-                raise ImageError(f"{path!r} is not in the build context {self._root}")
-            raw = os.fsencode(name or ".")
-            entry = Entry(fd, raw, b"", os.stat(raw, dir_fd=fd, follow_symlinks=False))
-            if stat.S_ISLNK(entry.stat.st_mode):
-                raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
-            if not stat.S_ISREG(entry.stat.st_mode) and not stat.S_ISDIR(entry.stat.st_mode):
-                raise ImageError(f"{path!r} is neither a file nor a directory")
-            yield entry
-
-    def _match(self, parent: str, part: str) -> Iterator[str]:
-        with self.directory(parent) as fd:
-            if fd is None:
-                return
-            names = [part] if not re.search(r"[*?\[\\]", part) else _names(fd)
-            pattern = _pattern(part)
-            for name in names:
-                try:
-                    os.stat(name, dir_fd=fd, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if name == part or pattern.fullmatch(name):
-                    yield f"{parent}/{name}" if parent else name
-
-    @contextmanager
-    def directory(self, path: str) -> Iterator[int | None]:
-        """Open a directory of the context; None if it is none.
-
-        Raises:
-            ImageError: the way there leads through a link.
-        """
-        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for part in path.split("/") if path else ():
-                if stat.S_ISLNK(os.stat(part, dir_fd=fd, follow_symlinks=False).st_mode):
-                    raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
-                below = os.open(part, DIRECTORY, dir_fd=fd)
-                os.close(fd)
-                fd = below
-            yield fd
-        except NotADirectoryError:
-            yield None
-        finally:
-            os.close(fd)
-
-
-def _names(fd: int) -> list[str]:
-    with os.scandir(fd) as entries:
-        return sorted(entry.name for entry in entries)
-
-
-def _pattern(part: str) -> re.Pattern[str]:
-    """Return the expression of one component: `*`, `?`, `[a-z]`, `[^a-z]`, `\\x`."""
-    result, i = "", 0
-    while i < len(part):
-        char = part[i]
-        closing = part.find("]", i + 2) if char == "[" else -1
-        if char == "\\" and i + 1 < len(part):
-            i += 1
-            result += re.escape(part[i])
-        elif closing > 0:
-            inside = part[i + 1 : closing].replace("\\", "\\\\").replace("[", "\\[")
-            result += f"[{inside}]"
-            i = closing
-        else:
-            result += {"*": ".*", "?": "."}.get(char, re.escape(char))
-        i += 1
-    try:
-        return re.compile(result, re.S)
-    except re.error as error:
-        raise ImageError(f"{part!r} is not a pattern ({error})") from error
+    Names, modes, kinds and contents count; times and owners do not. Raises ImageError, OSError.
+    """
+    whole = hashlib.sha256(b"coldframe-copy-1\n")
+    target, owner, mode, files = request.target, request.owner, request.mode, request.files
+    whole.update(repr((target, owner, mode, files, request.unpacks)).encode())
+    for text in request.sources:
+        for path in source.expand(text):
+            with source.entry(path) as entry:
+                whole.update(repr((text, path)).encode())
+                describe(whole, entry)
+                is_directory = stat.S_ISDIR(entry.stat.st_mode)
+            for below in source.walk(path) if is_directory else ():
+                describe(whole, below)
+    return whole.hexdigest()
 
 
 class LayerCopy:
@@ -151,21 +71,22 @@ class LayerCopy:
         self._tree = tree
         self._entered: dict[bytes, Place] = {}
 
-    def copy(self, context: Context, request: Copy) -> int:
+    def copy(self, source: Source, request: Copy) -> int:
         """Copy every source; return how many entries were written.
 
         Raises:
             ImageError: a source or the target is not what COPY can use; the message names it.
         """
-        sources = [path for source in request.sources for path in context.expand(source)]
+        paths = [path for one in request.sources for path in source.expand(one)]
         target = os.fsencode(request.target)
-        if len(sources) > 1 and not target.endswith(b"/"):
+        if len(paths) + len(request.files) > 1 and not target.endswith(b"/"):
             raise ImageError(f"several sources need a target that ends in / ({request.target})")
         self.inherit_root()
         with TreeWriter(self._tree) as writer:
-            return sum(
-                self._copy_one(context, source, target, request, writer) for source in sources
-            )
+            count = sum(self._copy_one(source, path, target, request, writer) for path in paths)
+            for name, content in request.files:
+                self._write(os.fsencode(name), content, target, request, writer)
+            return count + len(request.files)
 
     def make_directories(self, path: bytes, uid: int, gid: int) -> None:
         """Make a directory and the missing ones above it."""
@@ -182,44 +103,96 @@ class LayerCopy:
                 )
 
     def _copy_one(
-        self, context: Context, source: str, target: bytes, request: Copy, writer: TreeWriter
+        self, source: Source, path: str, target: bytes, request: Copy, writer: TreeWriter
     ) -> int:
-        with context.entry(source) as entry:
-            if stat.S_ISDIR(entry.stat.st_mode):
-                with context.directory(source) as directory:
-                    assert directory is not None
-                    return self._copy_tree(directory, target, request, writer)
-            if target.endswith(b"/") or self._view.resolve(target).is_directory:
-                target = target.rstrip(b"/") + b"/" + entry.name
-            self._put(entry, target, request, writer)
-            return 1
+        with source.entry(path) as entry:
+            if not stat.S_ISDIR(entry.stat.st_mode):
+                if request.unpacks and is_archive(entry):
+                    return self._unpack(entry, path, target, request, writer)
+                target = self._inside(os.fsencode(posixpath.basename(path)), target)
+                self._put(entry, target, _metadata(entry, request), request, writer)
+                return 1
+        return self._copy_tree(source.walk(path), target, request, writer)
 
-    def _copy_tree(self, source: int, target: bytes, request: Copy, writer: TreeWriter) -> int:
+    def _write(
+        self, name: bytes, content: bytes, target: bytes, request: Copy, writer: TreeWriter
+    ) -> None:
+        uid, gid = request.owner or (0, 0)
+        mode = 0o644 if request.mode is None else request.mode
+        path = self._free(self._inside(name, target), request, writer)
+        writer.file(path, Metadata(mode, uid, gid), write_bytes(content))
+
+    def _inside(self, name: bytes, target: bytes) -> bytes:
+        """Return where a file goes: into the target if that is a directory."""
+        if target.endswith(b"/") or self._view.resolve(target).is_directory:
+            return target.rstrip(b"/") + b"/" + name
+        return target
+
+    def _unpack(
+        self, entry: Entry, path: str, target: bytes, request: Copy, writer: TreeWriter
+    ) -> int:
+        """Unpack beside the layer first: an archive is judged alone, then copied as a tree."""
+        scratch = self._tree.with_name("unpacked")
+        scratch.mkdir(mode=0o755)
+        try:
+            open_unpacked(entry, scratch, repr(path))
+            entries = (one for one in walk(scratch) if one.path != b".")
+            return self._copy_tree(entries, target, request, writer, own_ids=True)
+        finally:
+            remove_tree(scratch)
+
+    def _copy_tree(
+        self,
+        entries: Iterable[Entry],
+        target: bytes,
+        request: Copy,
+        writer: TreeWriter,
+        *,
+        own_ids: bool = False,
+    ) -> int:
         """Copy a directory's content, not the directory itself, as Docker does."""
         count = 0
-        self._enter(target, Metadata(0o755, request.uid, request.gid), writer)
-        for entry in walk(source):
-            if entry.path == b"." or stat.S_ISSOCK(entry.stat.st_mode):
+        uid, gid = request.owner or (0, 0)
+        self._enter(target, Metadata(0o755, uid, gid), writer)
+        linked: dict[tuple[int, int], bytes] = {}
+        for entry in entries:
+            mode = entry.stat.st_mode
+            if stat.S_ISSOCK(mode):
                 continue
-            if stat.S_ISCHR(entry.stat.st_mode) or stat.S_ISBLK(entry.stat.st_mode):
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                 raise ImageError(f"{os.fsdecode(entry.path)!r} is a device; COPY takes none")
-            self._put(entry, target.rstrip(b"/") + b"/" + entry.path, request, writer)
+            path = target.rstrip(b"/") + b"/" + entry.path
+            first = linked.get(identity(entry.stat))
+            if first is not None:
+                writer.hard_link(self._free(path, request, writer), first)
+            else:
+                metadata = _metadata(entry, request, own_ids=own_ids)
+                put = self._put(entry, path, metadata, request, writer)
+                if not stat.S_ISDIR(mode) and entry.stat.st_nlink > 1:
+                    linked[identity(entry.stat)] = put
             count += 1
         return count
 
-    def _put(self, entry: Entry, target: bytes, request: Copy, writer: TreeWriter) -> None:
-        mode = stat.S_IMODE(entry.stat.st_mode) if request.mode is None else request.mode
-        metadata = replace(entry_metadata(entry), mode=mode, uid=request.uid, gid=request.gid)
+    def _put(
+        self, entry: Entry, target: bytes, metadata: Metadata, request: Copy, writer: TreeWriter
+    ) -> bytes:
+        """Copy one entry, a directory without its content; return its path in the layer."""
         if stat.S_ISDIR(entry.stat.st_mode):
-            self._enter(target, metadata, writer)
-            return
+            return self._enter(target, metadata, writer).path
+        path = self._free(target, request, writer)
+        copy_entry(entry, writer, path, metadata)
+        return path
+
+    def _free(self, target: bytes, request: Copy, writer: TreeWriter) -> bytes:
+        """Return the path in the layer of a file that is about to be made; parents are there."""
+        uid, gid = request.owner or (0, 0)
         parent, _, name = target.rpartition(b"/")
-        place = self._enter(parent, Metadata(0o755, request.uid, request.gid), writer)
+        place = self._enter(parent, Metadata(0o755, uid, gid), writer)
         path = b"/".join((*place.parts, name))
         status, _ = self._view.look((*place.parts, name))
         if status is not None and stat.S_ISDIR(status.st_mode):
             raise ImageError(f"'/{os.fsdecode(path)}' is a directory in the image")
-        copy_entry(entry, writer, path, metadata)
+        return path
 
     def _enter(self, path: bytes, metadata: Metadata, writer: TreeWriter) -> Place:
         """Make sure of a directory in the layer; one that the image has keeps its own metadata."""
@@ -228,9 +201,11 @@ class LayerCopy:
         place = self._view.resolve(path)
         if place.stat is not None and not place.is_directory:
             raise ImageError(f"'/{os.fsdecode(place.path)}' is not a directory")
+        status: os.stat_result | None = None
         for depth in range(1, len(place.parts) + 1):
             upto = place.parts[:depth]
-            status, _ = self._view.look(upto)
+            if depth == 1 or status is not None:  # below what is not there is nothing
+                status, _ = self._view.look(upto)
             if status is not None:
                 kept = Metadata(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
             elif upto == place.parts:
@@ -240,3 +215,13 @@ class LayerCopy:
             writer.directory(b"/".join(upto), kept)
         self._entered[path] = place
         return place
+
+
+def _metadata(entry: Entry, request: Copy, *, own_ids: bool = False) -> Metadata:
+    own = entry_metadata(entry)
+    if request.mode is not None:
+        own = replace(own, mode=request.mode)
+    if own_ids and request.owner is None:
+        return own
+    uid, gid = request.owner or (0, 0)
+    return replace(own, uid=uid, gid=gid)

@@ -87,10 +87,17 @@ def check_entry(entry: Entry) -> None:
             f"{shown!r} belongs to {status.st_uid}:{status.st_gid}; "
             f"a layer holds the ids 0 to {MAX_ID} only"
         )
-    if stat.S_ISREG(status.st_mode) and status.st_size > MAX_FILE:
-        raise ImageError(f"{shown!r} has {status.st_size} bytes; at most {MAX_FILE} are kept")
+    _check_size(entry)
     if stat.S_ISBLK(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev != 0):
         raise ImageError(f"{shown!r} is a device; layers hold none")
+
+
+def _check_size(entry: Entry) -> None:
+    size = entry.stat.st_size
+    if stat.S_ISREG(entry.stat.st_mode) and size > MAX_FILE:
+        raise ImageError(
+            f"{os.fsdecode(entry.path)!r} has {size} bytes; at most {MAX_FILE} are kept"
+        )
 
 
 def is_whiteout(status: os.stat_result) -> bool:
@@ -116,12 +123,23 @@ def strip_foreign_xattrs(root: Path) -> None:
                 os.removexattr(entry.proc_path, name, follow_symlinks=False)
 
 
-def _fields(entry: Entry) -> Iterator[bytes]:
+def describe(whole: hashlib._Hash, entry: Entry) -> None:
+    """Add the record of one entry to a digest, whoever owns it.
+
+    Raises:
+        ImageError: a file of an absurd size.
+        OSError: it cannot be read.
+    """
+    _check_size(entry)
+    _feed(whole, *_fields(entry, owner=b""))
+
+
+def _fields(entry: Entry, owner: bytes | None = None) -> Iterator[bytes]:
     status = entry.stat
     yield _KINDS[stat.S_IFMT(status.st_mode)]
     yield entry.path
     yield b"%o" % stat.S_IMODE(status.st_mode)
-    yield b"%d:%d" % (status.st_uid, status.st_gid)
+    yield b"%d:%d" % (status.st_uid, status.st_gid) if owner is None else owner
     if stat.S_ISREG(status.st_mode):
         yield b"%d" % status.st_size
         yield _content(entry)

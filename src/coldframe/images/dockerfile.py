@@ -1,24 +1,33 @@
-"""Read Dockerfiles: FROM, RUN, COPY, ENV, WORKDIR, USER, by Docker's own rules.
+"""Read Dockerfiles into instructions by Docker's own rules. Form only: nothing is replaced yet.
 
-Everything else is refused with file and line before anything is run: an instruction that was
-passed over in silence would give another image than its author meant.
+What cannot be honoured is refused with file and line before anything is run: an instruction or
+flag that was passed over in silence would give another image than its author meant.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from coldframe.images.lines import Heredoc, Line, cut
 from coldframe.protocol.errors import DockerfileError
 
-KEYWORDS = ("FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER")
-_FLAGS = {"COPY": ("chown", "chmod"), "RUN": ("network",)}
-_DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9_-]*)\s*=\s*(.*?)\s*")
-_CONTINUED = re.compile(r"\\[ \t]*$")
-_FLAG = re.compile(r"--([a-zA-Z][a-zA-Z0-9-]*)(?:=(\S*))?(?:\s+|$)")
-_HEREDOC = re.compile(r"\d*<<-?[^<\s]+")
+KEYWORDS = (
+    *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK"),
+    *("LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
+)
+_FLAGS = {
+    "ADD": ("chown", "chmod", "link"),
+    "COPY": ("from", "chown", "chmod", "link"),
+    "FROM": ("platform",),
+    "HEALTHCHECK": ("interval", "timeout", "start-period", "start-interval", "retries"),
+    "RUN": ("network", "mount"),
+}
+_JSON = ("ADD", "CMD", "COPY", "ENTRYPOINT", "RUN", "SHELL", "VOLUME")
+_NOT_TRIGGERED = ("FROM", "ONBUILD", "MAINTAINER")
+_FLAG = re.compile(r"--([a-zA-Z][a-zA-Z0-9-]*)(?:=((?:\"[^\"]*\"|'[^']*'|[^\s\"'])*))?(?:\s+|$)")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_BYTES = 1 << 20
 
 
@@ -32,12 +41,23 @@ class Instruction:
     value: str
     """What follows the keyword and its flags."""
     flags: dict[str, str] = field(default_factory=dict)
+    mounts: tuple[str, ...] = ()
+    """Values of --mount, the one flag that may be given several times."""
     words: tuple[str, ...] | None = None
     """The elements of the exec (JSON) form; None for the shell form."""
+    heredocs: tuple[Heredoc, ...] = ()
+    escape: str = "\\"
 
     def refuse(self, why: str) -> DockerfileError:
         """Return the error that says what is wrong with it."""
         return DockerfileError(f"{self.where}: {why}")
+
+    @property
+    def text(self) -> str:
+        """The whole instruction on one line, without here-documents."""
+        flags = [f"--{name}={value}" for name, value in self.flags.items()]
+        flags += [f"--mount={value}" for value in self.mounts]
+        return " ".join([self.keyword, *flags, self.value])
 
 
 def parse(text: str, shown: str) -> tuple[Instruction, ...]:
@@ -46,17 +66,33 @@ def parse(text: str, shown: str) -> tuple[Instruction, ...]:
     Raises:
         DockerfileError: anything that is not supported, or not well formed.
     """
+    whole = cut(text, shown)
     instructions = tuple(
-        _instruction(f"{shown}:{number}", line) for number, line in _logical_lines(text, shown)
+        _instruction(f"{shown}:{line.number}", line, whole.escape) for line in whole.lines
     )
     if not instructions:
         raise DockerfileError(f"{shown}:1: the file holds no instruction; begin with FROM")
-    if instructions[0].keyword != "FROM":
-        raise instructions[0].refuse(f"{instructions[0].keyword} comes before FROM")
-    for later in instructions[1:]:
-        if later.keyword == "FROM":
-            raise later.refuse("a second FROM (a build of several stages) is not supported yet")
+    first = next((one for one in instructions if one.keyword != "ARG"), None)
+    if first is None:
+        raise instructions[-1].refuse("the file has no FROM")
+    if first.keyword != "FROM":
+        raise first.refuse(f"{first.keyword} comes before FROM; only ARG may")
     return instructions
+
+
+def parse_trigger(text: str, where: str, escape: str = "\\") -> Instruction:
+    """Return the instruction that an ONBUILD holds.
+
+    Raises:
+        DockerfileError: it is none, or one that no ONBUILD may hold.
+    """
+    lines = cut(text, where).lines
+    if len(lines) != 1:
+        raise DockerfileError(f"{where}: ONBUILD holds one instruction")
+    trigger = _instruction(where, lines[0], escape)
+    if trigger.keyword in _NOT_TRIGGERED:
+        raise trigger.refuse(f"ONBUILD {trigger.keyword} is not possible")
+    return trigger
 
 
 def decode(raw: bytes, shown: str) -> str:
@@ -66,7 +102,10 @@ def decode(raw: bytes, shown: str) -> str:
         DockerfileError: it is not UTF-8, or absurdly large.
     """
     if len(raw) > _MAX_BYTES:
-        raise DockerfileError(f"{shown}:1: {len(raw)} bytes are too many for a Dockerfile")
+        raise DockerfileError(f"{shown}:1: more than {_MAX_BYTES} bytes are no Dockerfile")
+    if b"\0" in raw:
+        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
+        raise DockerfileError(f"{shown}:{line}: the file holds a NUL byte")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,83 +113,51 @@ def decode(raw: bytes, shown: str) -> str:
         raise DockerfileError(f"{shown}:{line}: the file is not UTF-8") from None
 
 
-def _logical_lines(text: str, shown: str) -> Iterator[tuple[int, str]]:
-    """Yield instructions with the number of their first line, continuations joined.
-
-    Comments and blank lines inside a continuation are passed over, as Docker does.
-    """
-    started: int | None = None
-    joined = ""
-    directives = True
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.removesuffix("\r")
-        if line.lstrip().startswith("#"):
-            directives = directives and _directive(line.strip(), f"{shown}:{number}")
-            continue
-        directives = False
-        if not line.strip():
-            continue
-        if started is None:
-            started, line = number, line.lstrip()
-        continued = _CONTINUED.search(line)
-        joined += line[: continued.start()] if continued else line
-        if not continued:
-            yield started, joined.strip()
-            started, joined = None, ""
-    if started is not None and joined.strip():
-        yield started, joined.strip()
-
-
-def _directive(line: str, where: str) -> bool:
-    """Judge a comment at the head of the file; True while further directives may follow."""
-    match = _DIRECTIVE.fullmatch(line)
-    if match is None:
-        return False
-    name, value = match[1].lower(), match[2]
-    if name == "escape" and value != "\\":
-        raise DockerfileError(f"{where}: escape={value} is not supported yet; only \\ is")
-    if name == "syntax" and not value.startswith("docker/dockerfile:1"):
-        raise DockerfileError(f"{where}: syntax={value} is not supported yet")
-    return name in ("escape", "syntax", "check")
-
-
-def _instruction(where: str, line: str) -> Instruction:
-    keyword, rest = [*line.split(None, 1), ""][:2]
+def _instruction(where: str, line: Line, escape: str) -> Instruction:
+    keyword, rest = [*line.text.split(None, 1), ""][:2]
     keyword = keyword.upper()
     if keyword not in KEYWORDS:
-        raise DockerfileError(f"{where}: {keyword[:40]} is not supported yet")
-    flags, rest = _flags(where, keyword, rest)
+        known = ", ".join(KEYWORDS)
+        raise DockerfileError(f"{where}: {keyword[:40]!r} is no instruction; there are: {known}")
+    flags, mounts, rest = _flags(where, keyword, rest)
     if not rest:
         raise DockerfileError(f"{where}: {keyword} needs an argument")
-    words = _json_words(rest) if keyword in ("RUN", "COPY") else None
-    if words is None and keyword in ("RUN", "COPY"):
-        for word in rest.split():
-            if _HEREDOC.fullmatch(word):
-                raise DockerfileError(f"{where}: here-documents ({word}) are not supported yet")
-    return Instruction(where, keyword, rest, flags, words)
+    words = _json_words(rest) if keyword in _JSON else None
+    if words and any("\0" in word or _SURROGATE.search(word) for word in words):
+        raise DockerfileError(f"{where}: {keyword}: a word is no text that a path could hold")
+    heredocs = line.heredocs if words is None else ()
+    return Instruction(where, keyword, rest, flags, mounts, words, heredocs, escape)
 
 
-def _flags(where: str, keyword: str, rest: str) -> tuple[dict[str, str], str]:
+def _flags(where: str, keyword: str, rest: str) -> tuple[dict[str, str], tuple[str, ...], str]:
     flags: dict[str, str] = {}
+    mounts: list[str] = []
     while match := _FLAG.match(rest):
         name, value = match[1], match[2]
-        if name not in _FLAGS.get(keyword, ()) or (name == "network" and value != "none"):
-            given = f"--{name}" if name != "network" else f"--network={value}"
-            raise DockerfileError(f"{where}: {keyword} {given} is not supported yet")
+        if name not in _FLAGS.get(keyword, ()):
+            raise DockerfileError(f"{where}: {keyword} --{name} is not supported; remove it")
+        if name == "link":
+            value = value or "true"  # a layer stands by itself here anyway
         if not value or name in flags:
             raise DockerfileError(f"{where}: {keyword} --{name} needs one value (--{name}=VALUE)")
-        flags[name] = value
+        if name == "mount":
+            mounts.append(value)
+        else:
+            flags[name] = value
         rest = rest[match.end() :]
-    return flags, rest
+    return flags, tuple(mounts), rest
 
 
 def _json_words(rest: str) -> tuple[str, ...] | None:
     """Return the elements of a JSON list of texts; None when it is not one: shell form."""
-    if not rest.startswith("["):
-        return None
+    return json_words(rest) if rest.startswith("[") else None
+
+
+def json_words(text: str) -> tuple[str, ...] | None:
+    """Return the elements of a JSON list of texts; None when it is not one."""
     try:
-        value = json.loads(rest)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         return None

@@ -10,6 +10,7 @@ _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _NAME = re.compile(
     rf"(?P<repository>{_PART}(?:/{_PART})*)(?::(?P<tag>[A-Za-z0-9_][\w.-]{{0,127}}))?", re.A
 )
+_IMPLIED = ("index.docker.io/", "docker.io/", "library/")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -26,6 +27,23 @@ def normalise(name: str) -> str:
             "for example debian:bookworm or team/tool:1.2"
         )
     return f"{match['repository']}:{match['tag'] or 'latest'}"
+
+
+def reference(text: str) -> tuple[str, str | None]:
+    """Read how a Dockerfile names an image; return its name, and its digest if it is pinned.
+
+    The registry that is meant when none is named is taken away: `docker.io/library/python` is
+    `python:latest`. Another registry stays part of the name.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    name, at, digest = text.partition("@")
+    for prefix in _IMPLIED:
+        name = name.removeprefix(prefix)
+    if at and (not digest.startswith("sha256:") or digest_of(digest) is None):
+        raise InvalidRequestError(f"{text!r}: the digest after @ is not sha256:<64 hex digits>")
+    return normalise(name), digest_of(digest) if at else None
 
 
 def digest_of(text: str) -> str | None:

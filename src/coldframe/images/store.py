@@ -10,17 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from coldframe.images import names
-from coldframe.images.base import Image, ImageConfig
+from coldframe.images.aliases import Aliases, how_to_get
+from coldframe.images.base import Healthcheck, HistoryEntry, Image, ImageConfig
 from coldframe.images.disk import full_disk_named, sync_directory, write_record
 from coldframe.images.layers import Layers
+from coldframe.images.once import one_at_a_time
 from coldframe.protocol.errors import ImageError, ImageNotFoundError
+
+_ALWAYS_SAID = frozenset(("env", "workdir", "user", "cmd", "entrypoint", "labels"))
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class ImageRecord:
     """Unix seconds."""
     size_bytes: int
     """Sum of the layers' contents, those shared with other images included."""
+    history: tuple[HistoryEntry, ...] = ()
+    """How it was built, the oldest line first; empty where nobody noted it."""
 
     @property
     def image(self) -> Image:
@@ -69,6 +75,7 @@ class ImageStore:
         self.layers_directory = self._layers.directory
         self._refs = root / "refs"
         self._cache = root / "cache"
+        self.aliases = Aliases(root, self._write)
         self._records: dict[Path, tuple[tuple[int, ...], ImageRecord]] = {}
         self._layers.prepare(self._refs, self._cache)
 
@@ -91,12 +98,14 @@ class ImageStore:
     def resolve(self, name_or_digest: str) -> Image:
         """Return an image by name (`debian` is `debian:latest`) or digest, and hold its layers.
 
+        A name that no image has may be an alias; the image then has its own name.
+
         Raises:
             ImageNotFoundError: there is none; the message says how to get one.
             InvalidRequestError: neither a name nor a digest.
             ImageError: the store's record is damaged.
         """
-        record = self.inspect(name_or_digest)
+        record = self._find(name_or_digest)
         for digest in record.layers:
             if not self._layers.hold(digest):
                 raise ImageNotFoundError(
@@ -117,7 +126,22 @@ class ImageStore:
         try:
             return self._read_ref(self._ref(name))
         except FileNotFoundError:
-            raise ImageNotFoundError(_how_to_get(name)) from None
+            raise ImageNotFoundError(how_to_get(name)) from None
+
+    def _find(self, name_or_digest: str) -> ImageRecord:
+        if names.digest_of(name_or_digest) is not None:
+            return self.inspect(name_or_digest)
+        name, digest = names.reference(name_or_digest)
+        try:
+            return self.inspect(digest or name)
+        except ImageNotFoundError as missing:
+            target = self.aliases.target(f"{name}@sha256:{digest}" if digest else name)
+            if target is None:
+                raise ImageNotFoundError(how_to_get(name, digest)) from missing
+        try:
+            return self.inspect(target)
+        except ImageNotFoundError as error:
+            raise ImageNotFoundError(f"{name!r} is an alias of {target!r}: {error}") from error
 
     def list(self) -> tuple[ImageRecord, ...]:
         """Return every named image, in order of their names.
@@ -157,7 +181,13 @@ class ImageStore:
         """
         return self._layers.add(tree)
 
-    def tag(self, name: str, layers: Sequence[str], config: ImageConfig) -> Image:
+    def tag(
+        self,
+        name: str,
+        layers: Sequence[str],
+        config: ImageConfig,
+        history: Sequence[HistoryEntry] = (),
+    ) -> Image:
         """Give a stack of layers (top first) a name, replacing what had it; hold the layers.
 
         Raises:
@@ -171,9 +201,8 @@ class ImageStore:
             if not self._layers.hold(digest):
                 raise ImageError(f"image {name!r}: layer {digest} is not in the store")
         size = sum(self._layers.size_bytes(digest) for digest in layers)
-        record = ImageRecord(
-            name, image_digest(layers, config), tuple(layers), config, time.time(), size
-        )
+        digest = image_digest(layers, config)
+        record = ImageRecord(name, digest, tuple(layers), config, time.time(), size, tuple(history))
         self._write(self._ref(name), asdict(record))
         return record.image
 
@@ -192,6 +221,15 @@ class ImageStore:
             path.unlink(missing_ok=True)
             return None
         return layer if isinstance(layer, str) and self._layers.hold(layer) else None
+
+    @asynccontextmanager
+    async def step(self, key: str, waiting: Callable[[], None]) -> AsyncIterator[None]:
+        """Let one builder at a time do the build step `key`, in any process.
+
+        `waiting` is called once if another is at it.
+        """
+        async with one_at_a_time(self._cache / f"{key}.lock", waiting):
+            yield
 
     # --- removing -------------------------------------------------------------------------
 
@@ -223,7 +261,7 @@ class ImageStore:
         """Drop layers that nothing names or holds, and what killed processes left half made."""
         with self._layers.changing():
             removal = self._layers.sweep(self._layers.present() - self._needed())
-            for path in self._cache.iterdir():
+            for path in self._cache.glob("*.json"):
                 if not self._remembered(path):
                     path.unlink(missing_ok=True)
             self._layers.retire()
@@ -247,10 +285,10 @@ class ImageStore:
     def _parse_ref(self, path: Path) -> ImageRecord:
         try:
             raw = json.loads(path.read_bytes())
-            config = ImageConfig(
-                **{key: _frozen(value) for key, value in raw.pop("config").items()}
-            )
-            return ImageRecord(config=config, layers=tuple(raw.pop("layers")), **raw)
+            config = _config(raw.pop("config"))
+            history = tuple(HistoryEntry(**one) for one in raw.pop("history", ()))
+            layers = tuple(raw.pop("layers"))
+            return ImageRecord(config=config, layers=layers, history=history, **raw)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ImageError(f"{path} is damaged ({error}); remove it and make it again") from error
 
@@ -270,21 +308,24 @@ class ImageStore:
 
 
 def image_digest(layers: Sequence[str], config: ImageConfig) -> str:
-    """Return the digest of an image: its layers and configuration, not its name or date."""
+    """Return the digest of an image: its layers and configuration, not its name or date.
+
+    What an image may lack, and does lack, is left out; docs/images.md fixes the form.
+    """
+    said = {key: value for key, value in asdict(config).items() if value or key in _ALWAYS_SAID}
     canonical = json.dumps(
-        {"layers": list(layers), "config": asdict(config)}, sort_keys=True, separators=(",", ":")
+        {"layers": list(layers), "config": said}, sort_keys=True, separators=(",", ":")
     )
     return hashlib.sha256(b"coldframe-image-1\n" + canonical.encode()).hexdigest()
+
+
+def _config(raw: dict[str, Any]) -> ImageConfig:
+    check = raw.pop("healthcheck", None)
+    if check is not None:
+        check = Healthcheck(**{key: _frozen(value) for key, value in check.items()})
+    return ImageConfig(healthcheck=check, **{key: _frozen(value) for key, value in raw.items()})
 
 
 def _frozen(value: Any) -> Any:
     """Turn JSON's lists back into tuples."""
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
-
-
-def _how_to_get(name: str) -> str:
-    repository = name.partition(":")[0]
-    make = f"coldframe image import {name} ROOTFS.tar, or coldframe image build -t {name} DIRECTORY"
-    if repository in ("debian", "busybox"):
-        make = f"coldframe image bootstrap {name.removesuffix(':latest')}"
-    return f"no image {name!r} in the store; make it with: {make}"

@@ -1,4 +1,4 @@
-"""Import root file systems: tar archives (plain, gzip, xz, zstd) and directories.
+"""Import root file systems: tar archives (plain, gzip, bzip2, xz, zstd) and directories.
 
 What is imported is not trusted. Entries never leave the tree, nothing is reached through a
 link, device nodes under dev/ are left out and refused elsewhere, and an archive that is cut
@@ -7,6 +7,7 @@ short or damaged in the middle is refused rather than half kept.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import os
@@ -84,26 +85,40 @@ def open_archive(path: Path) -> Iterator[Readable]:
         file = path.open("rb", buffering=0)  # zstd reads the descriptor itself
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}") from error
-    with file:
-        magic = file.read(6)
-        file.seek(0)
-        if magic.startswith(b"\x28\xb5\x2f\xfd"):
-            with _zstd(file, path) as stream:
-                yield stream
-        elif magic.startswith(b"\x1f\x8b"):
-            with gzip.GzipFile(fileobj=file) as stream:
-                yield stream
-        elif magic.startswith(b"\xfd7zXZ\x00"):
-            with lzma.LZMAFile(file) as stream:
-                yield stream
-        else:
-            yield file
+    with file, decompressed(file, str(path)) as stream:
+        yield stream
 
 
 @contextmanager
-def _zstd(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+def decompressed(file: IO[bytes], shown: str) -> Iterator[Readable]:
+    """Read an open, unbuffered file, decompressing as its first bytes say.
+
+    Raises:
+        ImageError: the decompressor reports damage.
+        CapabilityError: it is zstd and there is no zstd program.
+    """
+    magic = file.read(6)
+    file.seek(0)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        with _zstd(file, shown) as stream:
+            yield stream
+    elif magic.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=file) as stream:
+            yield stream
+    elif magic.startswith(b"\xfd7zXZ\x00"):
+        with lzma.LZMAFile(file) as stream:
+            yield stream
+    elif magic.startswith(b"BZh"):
+        with bz2.BZ2File(file) as stream:
+            yield stream
+    else:
+        yield file
+
+
+@contextmanager
+def _zstd(file: IO[bytes], shown: str) -> Iterator[IO[bytes]]:
     if shutil.which("zstd") is None:
-        raise CapabilityError(f"{path} is compressed with zstd; run: apt-get install zstd")
+        raise CapabilityError(f"{shown} is compressed with zstd; run: apt-get install zstd")
     with subprocess.Popen(["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -112,7 +127,7 @@ def _zstd(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
             process.kill()
             raise
         if process.wait() != 0:
-            raise ImageError(f"{path}: zstd reports that it is damaged")
+            raise ImageError(f"{shown}: zstd reports that it is damaged")
 
 
 class Readable(Protocol):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 _SPECIAL = "@*#?-$!"
+_DEEPEST = 50
 
 
 class WordError(ValueError):
     """A word is not well formed; the message says why."""
 
 
-def expand(word: str, env: Mapping[str, str]) -> str:
+def expand(word: str, env: Mapping[str, str], escape: str = "\\", *, quotes: bool = True) -> str:
     """Return `word` with variables replaced and quotes and escapes taken away.
+
+    Args:
+        escape: the character that takes the meaning of the next one away.
+        quotes: whether quotes mean something; in a here-document they do not.
 
     Knows `$name`, `${name}`, `${name:-word}`, `${name-word}`, `${name:+word}`,
     `${name+word}`, `${name:?word}`, `${name?word}`. Unset variables are empty. Nothing is
@@ -22,10 +28,15 @@ def expand(word: str, env: Mapping[str, str]) -> str:
         WordError: a quote or brace is not closed, a required variable is not set, or an
             operator is not supported.
     """
-    return _Reader(word, env).text(stop="")
+    return _Reader(word, env, escape, quotes).text(stop="")
 
 
-def split_words(line: str) -> Iterator[str]:
+def unquoted(word: str) -> str:
+    """Return a word without its quotes and escapes, nothing replaced."""
+    return re.sub(r"""\\(.)|["']""", lambda match: match[1] or "", word)
+
+
+def split_words(line: str, escape: str = "\\") -> Iterator[str]:
     """Yield words split at blanks that are neither quoted nor escaped; quotes stay in.
 
     Raises:
@@ -34,7 +45,7 @@ def split_words(line: str) -> Iterator[str]:
     word, quote, i = "", "", 0
     while i < len(line):
         char = line[i]
-        if char == "\\" and quote != "'" and i + 1 < len(line):
+        if char == escape and quote != "'" and i + 1 < len(line):
             word += line[i : i + 2]
             i += 2
             continue
@@ -57,8 +68,10 @@ def split_words(line: str) -> Iterator[str]:
 
 
 class _Reader:
-    def __init__(self, source: str, env: Mapping[str, str]) -> None:
+    def __init__(self, source: str, env: Mapping[str, str], escape: str, quotes: bool) -> None:
         self._source, self._env, self._at = source, env, 0
+        self._escape, self._quotes, self._depth = escape, quotes, 0
+        self._shown = repr(source[:80])
 
     def text(self, stop: str) -> str:
         """Read up to `stop` (not consumed) or the end."""
@@ -67,26 +80,26 @@ class _Reader:
             char = self._source[self._at]
             if char == stop:
                 return result
-            if char == "'":
+            if char == "'" and self._quotes:
                 result += self._single()
-            elif char == '"':
+            elif char == '"' and self._quotes:
                 result += self._double()
             elif char == "$":
                 result += self._variable()
-            elif char == "\\":
+            elif char == self._escape:
                 result += self._source[self._at + 1 : self._at + 2]
                 self._at += 2
             else:
                 result += char
                 self._at += 1
         if stop:
-            raise WordError(f"{self._source!r}: a brace is not closed")
+            raise WordError(f"{self._shown}: a brace is not closed")
         return result
 
     def _single(self) -> str:
         end = self._source.find("'", self._at + 1)
         if end < 0:
-            raise WordError(f"{self._source!r}: a quote (') is not closed")
+            raise WordError(f"{self._shown}: a quote (') is not closed")
         result = self._source[self._at + 1 : end]
         self._at = end + 1
         return result
@@ -103,12 +116,12 @@ class _Reader:
                 result += self._variable()
                 continue
             following = self._source[self._at + 1 : self._at + 2]
-            if char == "\\" and following and following in '"$\\':
+            if char == self._escape and following and following in ('"', "$", self._escape):
                 char = following
                 self._at += 1
             result += char
             self._at += 1
-        raise WordError(f'{self._source!r}: a quote (") is not closed')
+        raise WordError(f'{self._shown}: a quote (") is not closed')
 
     def _variable(self) -> str:
         self._at += 1
@@ -131,7 +144,7 @@ class _Reader:
     def _braced(self) -> str:
         name = self._name()
         if not name:
-            raise WordError(f"{self._source!r}: a variable without a name")
+            raise WordError(f"{self._shown}: a variable without a name")
         operator = self._source[self._at : self._at + 1]
         if operator == "}":
             self._at += 1
@@ -141,12 +154,16 @@ class _Reader:
             self._at += 1
             operator = self._source[self._at : self._at + 1]
         if not operator:
-            raise WordError(f"{self._source!r}: a brace is not closed")
+            raise WordError(f"{self._shown}: a brace is not closed")
         if operator not in "-+?":
             shown = ":" * colon + operator
-            raise WordError(f"{self._source!r}: ${{{name}{shown}...}} is not supported yet")
+            raise WordError(f"{self._shown}: ${{{name}{shown}...}} is not supported yet")
         self._at += 1
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise WordError(f"braces are nested deeper than {_DEEPEST} levels")
         word = self.text(stop="}")
+        self._depth -= 1
         self._at += 1
         value = self._env.get(name)
         there = value is not None and not (colon and value == "")

@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldframe.host.treewalk import DIRECTORY
+from coldframe.host.treewalk import DIRECTORY, Entry
 from coldframe.images.digest import is_whiteout
 from coldframe.protocol.errors import ImageError
 
 _MAX_LINKS = 40
+_DEEPEST = 1000
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,22 @@ class MergedView:
         """
         rest = [part for part in path.split(b"/") if part not in (b"", b".")][::-1]
         done: list[bytes] = []
+        absent: int | None = None
+        """How many components lead to the first that is not there: below it is nothing."""
         links = 0
         while rest:
             part = rest.pop()
             if part == b"..":
                 del done[-1:]
+                if absent is not None and len(done) < absent:
+                    absent = None
                 continue
             done.append(part)
+            if absent is not None:
+                continue
             status, target = self.look(tuple(done))
+            if status is None:
+                absent = len(done)
             if target is not None and (follow or rest):
                 links += 1
                 if links > _MAX_LINKS:
@@ -73,13 +83,14 @@ class MergedView:
             elif rest and status is not None and not stat.S_ISDIR(status.st_mode):
                 shown = os.fsdecode(b"/".join(done))
                 raise ImageError(f"'/{shown}' is not a directory")
-        return Place(tuple(done), self.look(tuple(done))[0])
+        return Place(tuple(done), None if absent is not None else self.look(tuple(done))[0])
 
     def look(self, parts: tuple[bytes, ...]) -> tuple[os.stat_result | None, bytes | None]:
         """Return the state of a path whose parents are no links, and a link's target."""
         with ExitStack() as stack:
             if not parts:
-                return os.fstat(self._directories((), stack)[0]), None
+                roots = self._directories((), stack)
+                return (os.fstat(roots[0]) if roots else None), None
             return self.look_in(self._directories(parts[:-1], stack), parts[-1])
 
     @staticmethod
@@ -106,29 +117,100 @@ class MergedView:
         place = self.resolve(path)
         if place.stat is None or not stat.S_ISREG(place.stat.st_mode):
             return None
-        with ExitStack() as stack:
-            for directory in self._directories(place.parts[:-1], stack):
-                try:
-                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                    fd = os.open(place.parts[-1], flags, dir_fd=directory)
-                except FileNotFoundError:
-                    continue
-                with os.fdopen(fd, "rb") as file:
-                    content = file.read(max_bytes + 1)
-                if len(content) > max_bytes:
-                    raise ImageError(f"{os.fsdecode(path)!r} is larger than {max_bytes} bytes")
-                return content
+        with suppress(FileNotFoundError), os.fdopen(self.open_at(place.parts), "rb") as file:
+            content = file.read(max_bytes + 1)
+            if len(content) > max_bytes:
+                raise ImageError(f"{os.fsdecode(path)!r} is larger than {max_bytes} bytes")
+            return content
         return None
 
+    def names_at(self, parts: tuple[bytes, ...]) -> list[bytes]:
+        """Return the names in a merged directory, in order; none if there is no directory."""
+        with ExitStack() as stack:
+            return [name for name, _ in self._merged(self._directories(parts, stack))]
+
+    def open_at(self, parts: tuple[bytes, ...]) -> int:
+        """Open a regular file whose parents are no links. Raises FileNotFoundError."""
+        with ExitStack() as stack:
+            for directory in self._directories(parts[:-1], stack):
+                with suppress(FileNotFoundError):
+                    return os.open(parts[-1], _READ, dir_fd=directory)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"/".join(parts))
+
+    @contextmanager
+    def entry(self, place: Place) -> Iterator[Entry]:
+        """Stand on what is at a place; the entry's path is relative to the root.
+
+        Raises:
+            ImageError: nothing is there.
+        """
+        with ExitStack() as stack:
+            if not place.parts:
+                for root in self._directories((), stack)[:1]:
+                    yield Entry(root, b".", b"", os.fstat(root), 0)
+                    return
+            for directory in self._directories(place.parts[:-1], stack):
+                with suppress(FileNotFoundError):
+                    name = place.parts[-1]
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if not is_whiteout(status):
+                        above = place.path[: len(place.path) - len(name)]
+                        yield Entry(directory, name, above, status, len(place.parts))
+                        return
+                    break
+        raise ImageError(f"'/{os.fsdecode(place.path)}' is not in the image")
+
+    def walk(self, top: tuple[bytes, ...]) -> Iterator[Entry]:
+        """Yield every entry below a merged directory, without itself; paths are relative to it.
+
+        A directory comes before its content. Raises ImageError where it is absurdly deep.
+        """
+        waiting = [top]
+        while waiting:
+            parts = waiting.pop()
+            if len(parts) > _DEEPEST:
+                raise ImageError(f"directories are nested deeper than {_DEEPEST} levels")
+            above = b"".join(part + b"/" for part in parts[len(top) :])
+            below = []
+            with ExitStack() as stack:
+                for name, directory in self._merged(self._directories(parts, stack)):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    yield Entry(directory, name, above, status, len(parts) - len(top) + 1)
+                    if stat.S_ISDIR(status.st_mode):
+                        below.append((*parts, name))
+            waiting += reversed(below)
+
+    def _merged(self, directories: list[int]) -> list[tuple[bytes, int]]:
+        """Return the names of one merged directory and the layer's directory that has each."""
+        found: dict[bytes, int | None] = {}
+        for directory in directories:
+            with os.scandir(directory) as entries:
+                names = [os.fsencode(entry.name) for entry in entries]
+            for name in names:
+                if name not in found:
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    found[name] = None if is_whiteout(status) else directory
+        return [(name, fd) for name, fd in sorted(found.items()) if fd is not None]
+
     def _directories(self, parts: tuple[bytes, ...], stack: ExitStack) -> list[int]:
-        """Return the directories of all layers that make up one merged directory."""
+        """Return the directories of all layers that make up one merged directory.
+
+        They are open until `stack` is closed; those on the way there are not.
+        """
+        here = ExitStack()
         merged = []
-        for root in self._roots:
-            fd = os.open(root, DIRECTORY)
-            stack.callback(os.close, fd)
-            merged.append(fd)
-        for part in parts:
-            merged = self._step(merged, part, stack)
+        try:
+            for root in self._roots:
+                merged.append(os.open(root, DIRECTORY))
+                here.callback(os.close, merged[-1])
+            for part in parts:
+                with here:
+                    here = ExitStack()
+                    merged = self._step(merged, part, here)
+        except BaseException:
+            here.close()
+            raise
+        stack.push(here)
         return merged
 
     def _step(self, merged: list[int], name: bytes, stack: ExitStack) -> list[int]:

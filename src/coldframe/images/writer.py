@@ -123,8 +123,9 @@ class TreeWriter:
         source = split(existing)
         if not source or split(path) == source:
             raise ImageError(f"{os.fsdecode(path)!r} is a hard link to itself or to the root")
-        source_fd = os.dup(self._enter(source[:-1], make=False))
+        source_fd = None
         try:
+            source_fd = os.dup(self._enter(source[:-1], make=False))
             status = os.stat(source[-1], dir_fd=source_fd, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
                 raise ImageError(f"{os.fsdecode(path)!r} is a hard link to a directory")
@@ -138,7 +139,8 @@ class TreeWriter:
                 "which is not in the tree"
             ) from None
         finally:
-            os.close(source_fd)
+            if source_fd is not None:
+                os.close(source_fd)
 
     def read(self, path: bytes) -> bytes | None:
         """Return a small regular file's content; None if there is no such file."""

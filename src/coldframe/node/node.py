@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from coldframe.host import forks
-from coldframe.images.base import BuildStep, Image
+from coldframe.images.base import BuildStep, Image, StepResult
 from coldframe.node import fingerprints
 from coldframe.node.assembly import ImageResolver, assemble
 from coldframe.node.build import SandboxSteps
@@ -349,23 +349,33 @@ class Node:
             leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
         return self._sandboxes.count(leaks)
 
-    async def build_image(self, name: str, context: Path, **options: Any) -> Image:
+    async def build_image(
+        self,
+        name: str,
+        context: Path,
+        *,
+        dockerfile: Path | None = None,
+        build_args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        **options: Any,
+    ) -> Image:
         """Build a Dockerfile into the node's store; options and errors as `images.build.build`.
 
         Raises:
             CapabilityError: the node's images are no store that can be built into.
         """
         self._require_open()
-        from coldframe.images.build import build
+        from coldframe.images.build import BuildOptions, build
         from coldframe.images.store import ImageStore
 
         if not isinstance(self.images, ImageStore):
             raise CapabilityError(
                 f"runtime {self.runtime.name!r} has no image store to build into; use native"
             )
-        return await build(self.images, name, context, self.run_step, **options)
+        chosen = BuildOptions(dockerfile, dict(build_args or {}), target)
+        return await build(self.images, name, context, self.run_step, options=chosen, **options)
 
-    async def run_step(self, step: BuildStep) -> ExecResult:
+    async def run_step(self, step: BuildStep) -> StepResult:
         """See `RunStep`: run one build step in a sandbox of this node."""
         self._require_open()
         steps = SandboxSteps(

@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldframe.images.base import BuildStep
+from coldframe.images.base import BuildStep, StepResult
 from coldframe.images.store import ImageStore
 from coldframe.protocol.models import ExecRequest, ExecResult, Output, Reason
 
@@ -23,7 +23,7 @@ class ChrootStep:
     store: ImageStore
     ran: list[str | tuple[str, ...]] = field(default_factory=list)
 
-    async def __call__(self, step: BuildStep) -> ExecResult:
+    async def __call__(self, step: BuildStep) -> StepResult:
         """Run the step as its user, and return what came of it."""
         self.ran.append(step.command if step.command is not None else step.argv or ())
         argv = step.argv or ("/bin/sh", "-c", step.command or "")
@@ -38,7 +38,7 @@ class ChrootStep:
             stderr=asyncio.subprocess.PIPE,
         )
         out, err = await process.communicate()
-        return ExecResult(
+        result = ExecResult(
             operation_id="op-test",
             sandbox_id="sb-test",
             reason=Reason.EXIT,
@@ -50,6 +50,7 @@ class ChrootStep:
             duration_s=0,
             request=ExecRequest(argv=argv),
         )
+        return StepResult(result)
 
     def _script(self, step: BuildStep, work: Path, merged: Path, argv: tuple[str, ...]) -> str:
         lowers = ":".join(str(self.store.layer_root(layer)) for layer in step.image.layers)

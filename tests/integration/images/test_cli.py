@@ -94,9 +94,9 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
 
 def test_bad_dockerfile_line_is_named_before_anything_starts(call: Call, tmp_path: Path) -> None:
     """File and line, where an editor can jump to."""
-    (tmp_path / "Dockerfile").write_text("FROM scratch\n\nEXPOSE 80\n")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n\nEXPOSE http\n")
 
     done = call("build", "-t", "x", tmp_path)
 
     assert done.returncode == 2
-    assert f"{tmp_path}/Dockerfile:3: EXPOSE is not supported yet" in done.stderr
+    assert f"{tmp_path}/Dockerfile:3: 'http' is no port" in done.stderr

@@ -10,6 +10,7 @@ from coldframe.images.base import BuildStep
 from coldframe.node.node import Node
 from coldframe.protocol.errors import CapabilityError, WorkdirNotFoundError
 from coldframe.protocol.models import Reason
+from coldframe.protocol.network import NetworkPolicy
 from coldframe.runtimes.fake import FakeImages
 
 
@@ -23,6 +24,7 @@ def step(command: str, target: Path, **changes: object) -> BuildStep:
         "workdir": "/",
         "user": "0",
         "deadline_s": 30.0,
+        "network": NetworkPolicy(),
         "target": target,
     }
     return BuildStep(**(fields | changes))  # type: ignore[arg-type]
@@ -33,7 +35,7 @@ async def test_build_step_hands_back_what_it_wrote(node: Node, tmp_path: Path) -
     target = tmp_path / "layer"
     target.mkdir()
 
-    result = await node.run_step(step('echo "$BUILT" > made', target))
+    result = (await node.run_step(step('echo "$BUILT" > made', target))).result
 
     assert result.ok
     assert (target / "made").read_text() == "yes\n"
@@ -47,7 +49,7 @@ async def test_build_step_that_fails_is_a_result(node: Node, tmp_path: Path) -> 
     target = tmp_path / "layer"
     target.mkdir()
 
-    result = await node.run_step(step("echo no >&2; exit 3", target))
+    result = (await node.run_step(step("echo no >&2; exit 3", target))).result
 
     assert (result.reason, result.exit_code, result.stderr) == (Reason.EXIT, 3, b"no\n")
     assert list(target.iterdir()) == []

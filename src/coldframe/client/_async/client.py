@@ -148,19 +148,25 @@ class AsyncSandboxClient:
         context: str | Path,
         *,
         dockerfile: str | Path | None = None,
+        build_args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        network: NetworkLike = "presets",
         deadline_s: float = 600.0,
         cached: bool = True,
     ) -> str:
         """Build a Dockerfile into the node's store and return the image's digest.
 
-        RUN steps run in sandboxes without a network; each is a cached layer.
+        RUN steps run in sandboxes under a network policy; each is a cached layer.
 
         Args:
             name: what `create_sandbox` will call it.
             context: the directory that COPY copies from.
             dockerfile: default: `Dockerfile` in the context.
+            build_args: values for ARG.
+            target: the stage to build, by name or number; None: the last.
+            network: what RUN may reach; by default the node's own package indexes, None: nothing.
             deadline_s: of each RUN step.
-            cached: whether steps that ran before are taken from the store.
+            cached: whether steps that were done before are taken from the store.
         Raises:
             DockerfileError: a line is refused or failed; begins with file:line.
             ImageError, ImageNotFoundError, InvalidRequestError, StorageFullError: refused.
@@ -169,7 +175,14 @@ class AsyncSandboxClient:
         file = None if dockerfile is None else Path(dockerfile)
         return await self._runner.run(
             self._core.build_image(
-                name, Path(context), dockerfile=file, deadline_s=deadline_s, cached=cached
+                name,
+                Path(context),
+                dockerfile=file,
+                build_args=build_args,
+                target=target,
+                network=network_policy(network),
+                deadline_s=deadline_s,
+                cached=cached,
             )
         )
 

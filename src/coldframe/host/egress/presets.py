@@ -93,16 +93,20 @@ def _apt() -> Iterator[str]:
     yield from _ask("apt-get", "indextargets", "--format", "$(REPO_URI)").split()
 
 
-def _pip() -> Iterator[str]:
+def pip_options() -> dict[str, list[str]]:
+    """Return pip's settings on this machine, the words of each by its name. Blocks."""
     pip = (sys.executable, "-m", "pip") if _ask(sys.executable, "-m", "pip", "--version") else None
     settings = _ask(*(pip or ("pip",)), "config", "list")
     named: dict[str, list[str]] = {}
     for line in sorted(settings.splitlines(), key=_is_of_environment):
         key, _, value = line.partition("=")
-        option = key.rpartition(".")[2]
-        if option in _PIP_OPTIONS:
-            # The last one counts; as for pip, that is the environment's.
-            named[option] = value.strip("'\"").replace("\\n", " ").split()
+        # The last one counts; as for pip, that is the environment's.
+        named[key.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ").split()
+    return named
+
+
+def _pip() -> Iterator[str]:
+    named = {option: urls for option, urls in pip_options().items() if option in _PIP_OPTIONS}
     index, *files = _pip_defaults()
     yield from named.pop("index-url", [index])
     yield from files
@@ -122,13 +126,19 @@ def _pip_defaults() -> list[str]:
     return [""]
 
 
-def _npm() -> Iterator[str]:
-    answer = _ask("npm", "config", "list", "--json")
+def npm_options() -> dict[str, object]:
+    """Return npm's settings on this machine by their names. Blocks."""
     with contextlib.suppress(json.JSONDecodeError):
-        settings = json.loads(answer or "{}")
-        for key, value in settings.items():
-            if (key == "registry" or key.endswith(":registry")) and isinstance(value, str):
-                yield value
+        settings = json.loads(_ask("npm", "config", "list", "--json") or "{}")
+        if isinstance(settings, dict):
+            return settings
+    return {}
+
+
+def _npm() -> Iterator[str]:
+    for key, value in npm_options().items():
+        if (key == "registry" or key.endswith(":registry")) and isinstance(value, str):
+            yield value
 
 
 _ADDRESSES = {"apt": _apt, "pip": _pip, "npm": _npm}

@@ -1,0 +1,108 @@
+"""Other names of images: what public Dockerfiles call an image, and what the store has instead.
+
+A table in one small file of the store, and what is true without it: the numbers of Debian's
+releases, and their slim variants (what `image bootstrap` makes is slim).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from coldframe.images import names
+from coldframe.images.locks import locked
+from coldframe.protocol.errors import ImageError, ImageNotFoundError
+
+_DEBIAN = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
+BUILT_IN: Mapping[str, str] = {
+    f"debian:{one}{slim}": f"debian:{suite}"
+    for number, suite in _DEBIAN.items()
+    for one in (number, suite)
+    for slim in ("", "-slim")
+    if f"{one}{slim}" != suite
+}
+
+
+class Aliases:
+    """The table of one store, for any number of processes."""
+
+    def __init__(self, root: Path, write: Callable[[Path, Mapping[str, str]], None]) -> None:
+        """`write` puts a record on disk whole or not at all."""
+        self._file = root / "aliases.json"
+        self._lock = root / "aliases.lock"
+        self._write = write
+
+    def table(self) -> dict[str, str]:
+        """Return what was added, name to target, in order of the names.
+
+        Raises:
+            ImageError: the file is damaged.
+        """
+        try:
+            raw = json.loads(self._file.read_bytes())
+            return {str(name): str(raw[name]) for name in sorted(raw)}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ImageError(f"{self._file} is damaged ({error}); remove it") from error
+
+    def target(self, name: str) -> str | None:
+        """Return what a full name (`name:tag` or `name:tag@sha256:...`) stands for, if anything.
+
+        Raises ImageError.
+        """
+        return self.table().get(name) or BUILT_IN.get(name)
+
+    def add(self, name: str, target: str) -> tuple[str, str]:
+        """Let a name stand for an image (a name or digest); return both in full.
+
+        Raises:
+            InvalidRequestError: either is no name.
+            ImageError: the table is damaged, or they are the same.
+            StorageFullError: no space is left.
+        """
+        full = _full(name)
+        meant = names.digest_of(target) or names.normalise(target)
+        if meant == full:
+            raise ImageError(f"{name!r} cannot stand for itself")
+        self._change({full: meant})
+        return full, meant
+
+    def remove(self, name: str) -> str:
+        """Forget a name that was added; return it in full.
+
+        Raises:
+            ImageNotFoundError: it is not in the table.
+            InvalidRequestError, ImageError, StorageFullError: as `add`.
+        """
+        full = _full(name)
+        if full not in self.table():
+            raise ImageNotFoundError(f"{full!r} is no alias; see: coldframe image alias ls")
+        self._change({full: None})
+        return full
+
+    def _change(self, changes: Mapping[str, str | None]) -> None:
+        with locked(self._lock):
+            table = {**self.table(), **changes}
+            self._write(
+                self._file, {name: target for name, target in table.items() if target is not None}
+            )
+
+
+def _full(name: str) -> str:
+    plain, digest = names.reference(name)
+    return f"{plain}@sha256:{digest}" if digest else plain
+
+
+def how_to_get(name: str, digest: str | None = None) -> str:
+    """Say that there is no such image, and what makes one or another stand for it."""
+    full = f"{name}@sha256:{digest}" if digest else name
+    repository = name.partition(":")[0]
+    make = f"coldframe image import {name} ROOTFS.tar, or coldframe image build -t {name} DIRECTORY"
+    if repository in ("debian", "busybox"):
+        make = f"coldframe image bootstrap {BUILT_IN.get(name, name).removesuffix(':latest')}"
+    return (
+        f"no image {full!r} in the store; make it with: {make}; "
+        f"or let another stand for it: coldframe image alias {full} TARGET"
+    )

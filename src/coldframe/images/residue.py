@@ -1,0 +1,75 @@
+"""Take out of a step's layer what the builder put there: the image keeps none of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from secrets import token_hex
+
+from coldframe.host.treewalk import DIRECTORY, Entry
+from coldframe.images.digest import layer_xattrs
+from coldframe.images.trees import remove_tree
+from coldframe.images.view import MergedView
+
+RESOLV = b"etc/resolv.conf"
+_MOST_RESOLV = 1 << 16
+
+
+def drop(tree: Path, parts: tuple[bytes, ...], below: MergedView) -> None:
+    """Remove one path from a layer, and the directories above it that then say nothing.
+
+    A path that the step has put out of reach (by a link, say) is left: it is its own.
+    """
+    trash = tree.with_name(f"dropped-{token_hex(6)}")
+    with ExitStack() as stack:
+        levels = [os.open(tree, DIRECTORY)]
+        stack.callback(os.close, levels[0])
+        try:
+            for part in parts[:-1]:
+                levels.append(os.open(part, DIRECTORY, dir_fd=levels[-1]))
+                stack.callback(os.close, levels[-1])
+            os.rename(parts[-1], trash, src_dir_fd=levels[-1])
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        remove_tree(trash)
+        for depth in range(len(parts) - 1, 0, -1):
+            if not _says_nothing(levels[depth], parts[:depth], levels[depth - 1], below):
+                return
+            os.rmdir(parts[depth - 1], dir_fd=levels[depth - 1])
+
+
+def drop_unchanged_resolver(tree: Path, below: Sequence[Path]) -> None:
+    """Remove the resolver's file if it holds what the image's does.
+
+    A network policy writes it for the time that it is in force and puts it back.
+    """
+    image = MergedView(below)
+    parts = tuple(RESOLV.split(b"/"))
+    status, _ = MergedView([tree]).look(parts)
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_RESOLV:
+        return
+    known, _ = image.look(parts)
+    if known is None or not stat.S_ISREG(known.st_mode) or known.st_size != status.st_size:
+        return
+    if MergedView([tree]).read(RESOLV) == image.read(RESOLV):
+        drop(tree, parts, image)
+
+
+def _says_nothing(fd: int, parts: tuple[bytes, ...], parent: int, below: MergedView) -> bool:
+    """Whether an empty directory of a layer is as the image below has it, or has it not."""
+    if os.listdir(fd):
+        return False
+    status = os.fstat(fd)
+    known, _ = below.look(parts)
+    if known is None:
+        return True
+    if any(layer_xattrs(Entry(parent, parts[-1], b"", status))):
+        return False
+    return stat.S_ISDIR(known.st_mode) and _own(known) == _own(status)
+
+
+def _own(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_mode, status.st_uid, status.st_gid
