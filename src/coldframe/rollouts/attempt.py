@@ -28,12 +28,12 @@ from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity, record
 from coldframe.rollouts.attribution import Phase, failure_of
-from coldframe.rollouts.boot import BOOT_S, BootDeadlineError, Booted, boot
+from coldframe.rollouts.boot import BOOT_S, Booted, boot, boot_s, boot_time
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.phases import PhaseLog
 from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
 from coldframe.rollouts.step_rewards import total_rewards, why_stop
-from coldframe.rollouts.task import EnvironmentSpec, Healthcheck, Task, TaskStep
+from coldframe.rollouts.task import EnvironmentSpec, Task, TaskStep
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor, secret_values
 from coldframe.trajectories.schema import (
@@ -154,7 +154,8 @@ class Attempt:
                 await self.phases.begin(
                     "start", sandbox, user=None, network=task.environment.network
                 )
-                await self._set_up(sandbox)
+                async with boot_time(boot_s(task.environment.healthcheck)):
+                    await self._set_up(sandbox)
                 await self.phases.end()
                 for number, step in enumerate(task.steps, start=1):
                     stage = Stage(self, sandbox, step, last=number == len(task.steps))
@@ -229,29 +230,23 @@ class Attempt:
             limits["memory_bytes"] = spec.memory_mb * MIB
         if spec.storage_mb is not None:
             limits["disk_bytes"] = spec.storage_mb * MIB
-        timer = asyncio.timeout(BOOT_S)
-        try:
-            async with timer:
-                return await self.client.create_sandbox(
-                    image,
-                    env=dict(spec.env) or None,
-                    workdir=spec.workdir,
-                    labels=labels,
-                    ttl_s=ttl_s,
-                    network=network,
-                    **limits,
-                )
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise BootDeadlineError(f"no sandbox of {image!r} within {BOOT_S:g} s") from None
+        async with boot_time(BOOT_S):
+            return await self.client.create_sandbox(
+                image,
+                env=dict(spec.env) or None,
+                workdir=spec.workdir,
+                labels=labels,
+                ttl_s=ttl_s,
+                network=network,
+                **limits,
+            )
 
     def _lease_s(self) -> float:
         """Return what all phases may take together."""
-        seconds = LEASE_SLACK_S + _longest(self.task.environment.healthcheck)
+        seconds = LEASE_SLACK_S + boot_s(self.task.environment.healthcheck)
         for step in self.task.steps:
             seconds += self.agent_s(step) + grading_s(step.verifier)
-            seconds += SETUP_S + _longest(step.healthcheck)
+            seconds += SETUP_S + boot_s(step.healthcheck)
         return seconds
 
     def agent_s(self, step: TaskStep) -> float:
@@ -322,10 +317,6 @@ class Attempt:
             evidence["sandbox_state"] = sandbox.info.state.value
             evidence["sandbox_reason"] = sandbox.info.reason
         return evidence
-
-
-def _longest(check: Healthcheck | None) -> float:
-    return 0.0 if check is None else check.longest_s
 
 
 def _secrets(task: Task, settings: AttemptSettings) -> set[str]:

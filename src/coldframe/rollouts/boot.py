@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ from coldframe.rollouts.task import Healthcheck
 if TYPE_CHECKING:
     from coldframe.client import AsyncProcess, AsyncSandbox
 
+BOOT_S = 600.0
+"""For making a sandbox, its wait on the node included, and again for starting what it starts,
+beside what a healthcheck may take. No other phase's time covers either."""
 SETTLE_S = 0.5
 """Without a healthcheck: how long an entry point may take to fail, or to leave its daemons."""
 _INTERACTIVE = re.compile(
@@ -31,20 +35,38 @@ _INTERACTIVE = re.compile(
 )
 
 
-BOOT_S = 600.0
-"""For making a sandbox, its wait on the node included. No other phase's time covers it."""
-
-
-class BootDeadlineError(CreateError):
-    """The sandbox was not there in time; what had been made of it is gone."""
-
-    code = "boot_deadline"
-
-
 class EntryPointError(CreateError):
     """The image's entry point could not be started, or failed; the message shows its output."""
 
     code = "entry_point_failed"
+
+
+class BootDeadlineError(CreateError):
+    """The sandbox was not ready in time; what had been made of it is gone."""
+
+    code = "boot_deadline"
+
+
+def boot_s(check: Healthcheck | None) -> float:
+    """Return the longest that a boot may take."""
+    return BOOT_S + (0.0 if check is None else check.longest_s)
+
+
+@asynccontextmanager
+async def boot_time(seconds: float) -> AsyncIterator[None]:
+    """Bound what makes a sandbox ready.
+
+    Raises:
+        BootDeadlineError: it took longer.
+    """
+    timer = asyncio.timeout(seconds)
+    try:
+        async with timer:
+            yield
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        raise BootDeadlineError(f"the sandbox was not ready within {seconds:g} s") from None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from coldframe.protocol.models import ProcessInfo
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity
 from coldframe.rollouts.attribution import Phase
-from coldframe.rollouts.boot import boot
+from coldframe.rollouts.boot import BOOT_S, boot, boot_s, boot_time
 from coldframe.rollouts.carry import Cargo
 from coldframe.rollouts.healthcheck import wait_healthy
 from coldframe.rollouts.integrity import Tampering
@@ -53,10 +53,10 @@ EMPTY = NetworkPolicy()
 
 def grading_s(spec: VerifierSpec) -> float:
     """Return the longest that all of grading may take."""
-    check = None if spec.environment is None else spec.environment.healthcheck
-    boot_s = 0.0 if check is None else check.longest_s
-    hooks_s = sum(hook.timeout_s for hook in spec.collect)
-    return spec.timeout_s + hooks_s + boot_s + GRADING_SLACK_S
+    seconds = spec.timeout_s + sum(hook.timeout_s for hook in spec.collect) + GRADING_SLACK_S
+    if spec.environment is not None:
+        seconds += BOOT_S + boot_s(spec.environment.healthcheck)
+    return seconds
 
 
 class StepSetupError(ColdframeError):
@@ -315,7 +315,8 @@ class Stage:
         lease_s = grading_s(spec) + GRADING_SLACK_S
         async with attempt.fresh_sandbox(spec.environment, lease_s, spec.network) as sandbox:
             await self._begin(sandbox)
-            await boot(sandbox, spec.environment.healthcheck)
+            async with boot_time(boot_s(spec.environment.healthcheck)):
+                await boot(sandbox, spec.environment.healthcheck)
             await cargo.place(sandbox)
             yield sandbox
 
