@@ -178,7 +178,7 @@ class Attempt:
                 if step.verifier.environment is not None:
                     await self.images.image(self.task, step.verifier.environment)
         if built.built:
-            self.phases.built(network=NetworkPolicy(), started_at=started_at)
+            self.phases.built(network=built.network, started_at=started_at)
         return built.name
 
     @contextlib.asynccontextmanager

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import CreateError
+from coldframe.protocol.network import PRESETS, NetworkPolicy
 from coldframe.rollouts.digests import tree_digest
 from coldframe.rollouts.task import EnvironmentSpec, Task
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandboxClient
 
+BUILD_NETWORK = NetworkPolicy(presets=PRESETS)
+"""This machine's own apt, pip and npm indexes; the tasks' own modes are for their phases."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 
 
@@ -32,6 +35,8 @@ class Built:
     name: str
     built: bool
     """Made from the task's own Dockerfile, not found by name."""
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    """What its RUN steps may reach."""
 
 
 class ImageBuilder:
@@ -66,12 +71,16 @@ class ImageBuilder:
         assert spec.dockerfile is not None
         stem = _UNSAFE.sub("-", task_key.lower()).strip("-") or "task"
         name = f"task/{stem}:{key[:12]}"
+        # Where nothing can be enforced RUN gets nothing; most Dockerfiles do without.
+        egress = (await self._client.capabilities()).egress
+        network = BUILD_NETWORK if egress else NetworkPolicy()
         try:
             async with asyncio.timeout(spec.build_timeout_s):
                 await self._client.build_image(
                     name=name,
                     context=spec.context,
                     dockerfile=spec.dockerfile,
+                    network=network,
                     deadline_s=spec.build_timeout_s,
                 )
         except TimeoutError:
@@ -79,7 +88,7 @@ class ImageBuilder:
                 f"{os.fspath(spec.dockerfile)}: not built within "
                 f"[environment] build_timeout_sec = {spec.build_timeout_s:g}"
             ) from None
-        return Built(name, built=True)
+        return Built(name, built=True, network=network)
 
     async def close(self) -> None:
         """End the builds that still run."""

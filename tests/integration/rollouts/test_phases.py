@@ -187,3 +187,19 @@ async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_v
     assert (own.rewards, more.rewards) == ({"reward": 1.0}, {"reward": 1.0}), own.failure
     assert own.verification and more.verification
     assert (own.verification.forgeable, more.verification.forgeable) == (False, True)
+
+
+async def test_build_is_a_phase_with_the_policy_of_its_steps(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """What installs packages reaches their indexes, whatever the agent may; it is not the agent."""
+    directory = write_task(
+        tmp_path,
+        toml='[environment]\nnetwork_mode = "no-network"\n',
+        environment__Dockerfile="FROM debian:bookworm\nRUN id -u > /built-by\n",
+        solution__solve_sh="#!/bin/sh\ngrep -qx 0 /built-by\n",
+    )
+    build, _, agent, _ = (await run_attempt(directory)).phases
+
+    assert (build.name, build.user, build.network) == ("build", "root", ("presets:apt,npm,pip",))
+    assert (agent.name, agent.network) == ("agent", ())

@@ -273,7 +273,7 @@ async def test_run_with_a_bad_dockerfile_line_fails_by_file_and_line(
 ) -> None:
     """The author must be told the line, not that something failed to start."""
     toml = '[environment]\nnetwork_mode = "no-network"\n'
-    files = {"environment__Dockerfile": "FROM debian:bookworm\nVOLUME /x\n"}
+    files = {"environment__Dockerfile": "FROM debian:bookworm\nADD https://mirror.example/x /x\n"}
     make = write_task(tmp_path / "tasks", toml=toml, tests__test_sh=GRADED, **files)
     result = await run_batch(native_async_client, tmp_path / "tasks", tmp_path / "out")
 
