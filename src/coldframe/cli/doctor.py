@@ -14,6 +14,7 @@ from coldframe.cli import machine, render
 from coldframe.host.doctor import Check, examine
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import CapabilityError, ColdframeError
+from coldframe.protocol.models import Capabilities
 
 BASE_IMAGE = "debian:bookworm"
 
@@ -33,7 +34,7 @@ def doctor(
     checks.append(image)
     checks.append(_leaks_check(home))
     if able and found is not None:
-        checks.append(_sandbox_check(found))
+        checks += _sandbox_checks(found)
     able = _able(checks)
     if as_json:
         value = {"version": render.version(), "able": able, "checks": [asdict(c) for c in checks]}
@@ -75,15 +76,24 @@ def _leaks_check(home: Path) -> Check:
     return Check("leaks", not leaks, detail, "coldframe gc" if leaks else "", required=False)
 
 
-def _sandbox_check(image: str) -> Check:
+def _sandbox_checks(image: str) -> list[Check]:
     try:
-        detail = asyncio.run(_try_sandbox(image))
+        detail, able = asyncio.run(_try_sandbox(image))
     except ColdframeError as error:
-        return Check("sandbox", False, render.sentence(str(error)), "report it with this output")
-    return Check("sandbox", True, detail)
+        return [Check("sandbox", False, render.sentence(str(error)), "report it with this output")]
+    return [Check("sandbox", True, detail), storage_check(able)]
 
 
-async def _try_sandbox(image: str) -> str:
+def storage_check(able: Capabilities) -> Check:
+    """Say where uppers live, and why not where they would live best."""
+    why = str(able.details.get("storage_fallback") or "")
+    if not why:
+        return Check("storage", True, f"uppers on {able.storage}", required=False)
+    detail = f"uppers on {able.storage}, since others do not work here: {render.sentence(why)}"
+    return Check("storage", False, detail, "see what the missing kinds need, above", required=False)
+
+
+async def _try_sandbox(image: str) -> tuple[str, Capabilities]:
     from coldframe.client import AsyncSandboxClient
 
     async with (
@@ -95,7 +105,7 @@ async def _try_sandbox(image: str) -> str:
     if result.exit_code != 7:
         raise ColdframeError(f"a command in {image} ended with {result.reason}, not with exit 7")
     limits = ", ".join(sorted(able.limits))
-    return f"made one of {image}, ran a command ({able.runtime}; limits: {limits})"
+    return f"made one of {image}, ran a command ({able.runtime}; limits: {limits})", able
 
 
 def _state(check: Check) -> str:

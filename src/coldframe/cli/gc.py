@@ -1,8 +1,12 @@
-"""`coldframe gc`: reap what killed processes left, found from the kernel and the disk alone."""
+"""`coldframe gc`: reap what killed processes left, and layers that nothing needs any more.
+
+Found from the kernel and the disk alone.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +22,7 @@ def gc(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Reap what nodes left behind that were killed.
+    """Reap what nodes left behind that were killed, and layers that no image needs.
 
     A node is dead when nobody holds its lock. Live nodes, and those of another COLDFRAME_HOME,
     are never touched. Exit code: 0 nothing is left, 1 something could not be reaped.
@@ -26,10 +30,11 @@ def gc(
     machine.require_root("gc")
     home = NodeSettings.from_environment().home
     if dry_run:
-        reaped = machine.survey(home).ledger().leaks
+        reaped = machine.survey(home).ledger().leaks + _layers(home, dry_run=True)
         remaining: tuple[str, ...] = ()
     else:
-        reaped = reap_dead_nodes(home)
+        # Nodes first: the layers that a dead one held are free then.
+        reaped = reap_dead_nodes(home) + _layers(home, dry_run=False)
         remaining = machine.survey(home).ledger().leaks
     if as_json:
         key = "would_reap" if dry_run else "reaped"
@@ -37,6 +42,16 @@ def gc(
     else:
         _print(reaped, remaining, dry_run=dry_run)
     return 1 if remaining else 0
+
+
+def _layers(home: Path, *, dry_run: bool) -> tuple[str, ...]:
+    from coldframe.images.store import ImageStore
+
+    if not (home / "images").is_dir():
+        return ()
+    with ImageStore(home / "images") as store:
+        layers = store.unneeded() if dry_run else store.gc().layers
+    return tuple(f"layer {digest}" for digest in layers)
 
 
 def _print(reaped: tuple[str, ...], remaining: tuple[str, ...], *, dry_run: bool) -> None:

@@ -70,8 +70,23 @@ async def write(
 async def download(core: SandboxCore, path: Path_, local: Path) -> int:
     """Write beside the target, then rename: the target is whole or as it was."""
     source = iterate(core, path, 0, None)
-    first = await anext(source, b"")
-    file = await asyncio.to_thread(_open_beside, local)
+    try:
+        first = await anext(source, b"")
+        opening = asyncio.ensure_future(asyncio.to_thread(_open_beside, local))
+        try:
+            file = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait({opening})  # the thread goes on: what it makes is ours to remove
+            if opening.exception() is None:
+                opening.result().close()
+                _unlink(opening.result().name)
+            raise
+        return await _fill(file, first, source, local)
+    finally:
+        await close_source(source)
+
+
+async def _fill(file: IO[bytes], first: bytes, source: AsyncIterator[bytes], local: Path) -> int:
     size = 0
     try:
         with file:
@@ -80,12 +95,14 @@ async def download(core: SandboxCore, path: Path_, local: Path) -> int:
                 size += await asyncio.to_thread(file.write, piece)
         await asyncio.to_thread(os.replace, file.name, local)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(file.name)  # noqa: PTH108
+        _unlink(file.name)
         raise
-    finally:
-        await close_source(source)
     return size
+
+
+def _unlink(name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)  # noqa: PTH108
 
 
 def _open_beside(local: Path) -> IO[bytes]:

@@ -1,8 +1,11 @@
-"""Bound a long job in a thread: by time, and by whether anybody still waits for it."""
+"""Bound what may take for ever: a long job in a thread, and tasks that should end."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from coldframe.protocol.errors import NotKnownError
 
@@ -25,3 +28,16 @@ class Patience:
                 f"the state of its files could not be told within {self._limit_s:g} s; "
                 "the sandbox holds too much, or too deep a tree"
             )
+
+
+async def wait_while_any_end(
+    tasks: Iterable[asyncio.Future[Any]], pause_s: float
+) -> set[asyncio.Future[Any]]:
+    """Wait for tasks as long as one ends in each pause; return those that are left."""
+    left = set(tasks)
+    while left:
+        before = len(left)
+        _, left = await asyncio.wait(left, timeout=pause_s)
+        if len(left) == before:
+            break
+    return left

@@ -146,13 +146,16 @@ class Spawner:
         finally:
             close_all([program, init, client, *directories])
 
-    async def close(self) -> None:
-        """End every worker, and with it (in process) every sandbox; wait until they have gone."""
+    async def close(self, patience_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """End every worker, and with it (in process) every sandbox; wait until they have gone.
+
+        One that has not ended after `patience_s` is killed.
+        """
         self._closing = True
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.link.close("the spawner is closed")
-        await asyncio.gather(*(_reap(worker.process, _CLOSE_TIMEOUT_S) for worker in workers))
+        await asyncio.gather(*(_reap(worker.process, patience_s) for worker in workers))
 
     @property
     def steps(self) -> tuple[str, ...]:

@@ -257,6 +257,11 @@ class ImageStore:
         self._layers.empty_trash()
         return Removal(tuple(record.name for record in doomed), *removal)
 
+    def unneeded(self) -> tuple[str, ...]:
+        """Layers that no name needs; `gc` drops those that nothing holds."""
+        with self._layers.changing():
+            return tuple(sorted(self._layers.present() - self._needed()))
+
     def gc(self) -> Removal:
         """Drop layers that nothing names or holds, and what killed processes left half made."""
         with self._layers.changing():

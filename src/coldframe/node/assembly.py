@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from coldframe import runtimes
@@ -21,29 +22,35 @@ class ImageResolver(Protocol):
 
 
 def assemble(
-    settings: NodeSettings, node_id: str, runtime: Runtime | None, images: ImageResolver | None
+    settings: NodeSettings,
+    node_id: str,
+    runtime: Runtime | None,
+    images: ImageResolver | None,
+    undo: ExitStack,
 ) -> tuple[Runtime, ImageResolver]:
-    """Return what was given, and make what was not.
+    """Return what was given, and make what was not; `undo` closes the stores that were made.
 
     Raises:
         InvalidRequestError: the settings name a runtime that there is not.
     """
     if images is None:
         fake = settings.runtime == "fake" if runtime is None else runtime.name == "fake"
-        images = _fake_images() if fake else _image_store(settings)
+        images = _fake_images() if fake else _image_store(settings, undo)
     if runtime is None:
-        runtime = _make_runtime(settings, node_id, images)
+        runtime = _make_runtime(settings, node_id, images, undo)
     return runtime, images
 
 
-def _make_runtime(settings: NodeSettings, node_id: str, images: ImageResolver) -> Runtime:
+def _make_runtime(
+    settings: NodeSettings, node_id: str, images: ImageResolver, undo: ExitStack
+) -> Runtime:
     made = runtimes.load(settings.runtime)
     if settings.runtime != "native":
         runtime: Runtime = made()
         return runtime
     from coldframe.images.store import ImageStore
 
-    store = images if isinstance(images, ImageStore) else _image_store(settings)
+    store = images if isinstance(images, ImageStore) else _image_store(settings, undo)
     native: Runtime = made(
         node_id,
         store.layers_directory,
@@ -60,7 +67,7 @@ def _fake_images() -> ImageResolver:
     return FakeImages()
 
 
-def _image_store(settings: NodeSettings) -> ImageStore:
+def _image_store(settings: NodeSettings, undo: ExitStack) -> ImageStore:
     from coldframe.images.store import ImageStore
 
-    return ImageStore(settings.home / "images")
+    return undo.enter_context(ImageStore(settings.home / "images"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -82,12 +82,11 @@ class Node:
         if self._open:
             return
         self._home.acquire()
-        try:
-            self.runtime, self.images = assemble(self.settings, self.id, *self._given)
+        with ExitStack() as undo:
+            undo.callback(self._home.release)
+            self.runtime, self.images = assemble(self.settings, self.id, *self._given, undo)
             await self.runtime.start()
-        except BaseException:
-            self._home.release()
-            raise
+            self._undo = undo.pop_all()
         self._operations = Operations(self.settings)
         self._execs = Execs(self.settings, self._operations)
         self._sandboxes = Sandboxes(
@@ -110,7 +109,7 @@ class Node:
         try:
             return await self._sandboxes.close()
         finally:
-            self._home.release()
+            self._undo.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any
 
+from coldframe.host.patience import wait_while_any_end
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation
 from coldframe.node.settings import NodeSettings
@@ -20,6 +21,8 @@ from coldframe.protocol.models import ExecRequest, ExecResult, Output, Stream
 _SMALL_BYTES = 64 << 10
 """A runtime holds nothing for an ended command with less output than this."""
 _LEAST_SPOOL = 8192
+_DROP_S = 5.0
+"""How long a runtime may take to drop what it keeps; it all goes with the runtime."""
 _MOST_AT_ONCE = 1024
 """Commands of one sandbox that each get a spool, however full its share is."""
 
@@ -125,8 +128,7 @@ class Outputs:
         """Drop every kept output."""
         for operation in list(self._kept.values()):
             self.drop(operation)
-        if self._background:
-            await asyncio.wait(self._background)
+        await wait_while_any_end(self._background, _DROP_S)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from coldframe.host.outcome import Undertaking
+from coldframe.host.patience import wait_while_any_end
 from coldframe.images.base import Image
 from coldframe.node.execs import Execs
 from coldframe.node.life import Sandbox
@@ -40,6 +41,8 @@ from coldframe.runtimes.base import Gone, OffersIds, Runtime, SandboxHandle
 T = TypeVar("T")
 _NEVER_REFUSE = 1 << 62
 _EXPIRY_RETRY_S = 5.0
+END_PATIENCE_S = 30.0
+"""How long the close of a node waits while not one sandbox more has ended."""
 _LONGEST_TTL_S = 10 * 365 * 86400.0
 
 
@@ -365,20 +368,29 @@ class Sandboxes:
     async def close(self) -> CloseReport:
         """End every sandbox and the runtime, whatever fails meanwhile, and report."""
         sandboxes = self.live()
-        outcomes = await asyncio.gather(
-            *(self.end(sandbox, expired=False) for sandbox in sandboxes), return_exceptions=True
-        )
-        failures = [str(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
+        ends = {self._spawn(self.end(sandbox, expired=False)): sandbox for sandbox in sandboxes}
+        left = await wait_while_any_end(ends, END_PATIENCE_S)
+        failures = [
+            f"sandbox {sandbox.id!r} did not end within {END_PATIENCE_S:g} s"
+            if end in left
+            else str(end.exception())
+            for end, sandbox in ends.items()
+            if end in left or end.exception() is not None
+        ]
         for sandbox in self.live():
             self._disarm(sandbox)
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._settle()
         await self._execs.close()
         try:
             await self._runtime.close()
         except Exception as error:  # noqa: BLE001 (reported; the rest must still be given back)
             failures.append(f"runtime {self._runtime.name!r} could not be closed: {error}")
+        await self._settle()  # the runtime has let go of what it could not end before
         return CloseReport(len(sandboxes) - len(self._live), (*self._faults, *failures))
+
+    async def _settle(self) -> None:
+        while self._tasks and not await wait_while_any_end(self._tasks, END_PATIENCE_S):
+            pass
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something that must come to its end whoever stops waiting for it."""

@@ -298,7 +298,13 @@ class FakeSandbox:
         copy = await asyncio.create_subprocess_exec(
             "cp", "-a", f"{self.directory}/.", str(target), stdin=subprocess.DEVNULL
         )
-        if await copy.wait() != 0:
+        try:
+            code = await copy.wait()
+        except BaseException:
+            copy.kill()
+            await copy.wait()
+            raise
+        if code != 0:
             raise CreateError(f"could not copy the sandbox's tree to {target}")
 
     async def destroy(self) -> None:

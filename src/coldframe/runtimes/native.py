@@ -22,6 +22,7 @@ from coldframe.host.egress.resolver import Resolve
 from coldframe.host.fsthreads import FileThreads
 from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
 from coldframe.host.outcome import Undertaking
+from coldframe.host.patience import wait_while_any_end
 from coldframe.host.reaping import reap_cgroups
 from coldframe.host.removal import remove_tree
 from coldframe.host.rootfs import RootFiles
@@ -55,6 +56,7 @@ T = TypeVar("T")
 
 _LEAK_GRACE_S = 3.0
 _LEAK_POLL_S = 0.02
+_END_PATIENCE_S = 30.0
 _HOSTNAME_LIMIT = 63
 _FILE_THREADS = 4
 _STORAGE_THREADS = 2
@@ -107,6 +109,8 @@ class NativeRuntime:
         forks.own(self)
         self.leak_grace_s = _LEAK_GRACE_S
         """How long `leaks` lets the kernel take down what it is taking down."""
+        self.end_patience_s = _END_PATIENCE_S
+        """How long `close` waits while not one sandbox more has ended, before it kills workers."""
         self.inject: str | None = None
         """Step of `steps` at which the next create fails; tests only."""
 
@@ -240,9 +244,12 @@ class NativeRuntime:
             return
         self._open = False
         await self.destroy_all()
-        await self._blanks.close()
+        blanks = asyncio.ensure_future(self._blanks.close())
+        await wait_while_any_end([blanks], self.end_patience_s)
         for spawner in self._spawners:
-            await spawner.close()
+            await spawner.close(self.end_patience_s)
+        await wait_while_any_end([blanks], self.end_patience_s)
+        await self._end_all()  # those that a worker never answered for went with it
         await self._storage.clear(self._remove_tree_here)
         self._network.close()
         await asyncio.to_thread(self._undo.close)
@@ -254,11 +261,14 @@ class NativeRuntime:
 
     async def destroy_all(self) -> None:
         """End every sandbox, those that are being made too."""
-        await asyncio.gather(*self._making, return_exceptions=True)
-        await asyncio.gather(
-            *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
-            return_exceptions=True,
-        )
+        await wait_while_any_end(self._making, self.end_patience_s)
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        ends = [asyncio.ensure_future(one.destroy()) for one in list(self._sandboxes.values())]
+        for end in ends:
+            end.add_done_callback(_note)
+        await wait_while_any_end(ends, self.end_patience_s)
 
     def capabilities(self) -> Capabilities:
         """See `Runtime.capabilities`."""
@@ -275,6 +285,7 @@ class NativeRuntime:
             egress=self._no_egress is None,
             storage=self._storage.name,
             details={
+                "storage_fallback": self._storage.fallback_from,
                 "workers": self._workers,
                 "network": self._no_egress or "loopback, and what a policy allows",
                 "spawner_protocol": VERSION,
@@ -556,6 +567,11 @@ async def _end_unwanted(making: Undertaking[NativeSandbox]) -> None:
     """Destroy a sandbox whose creator was cancelled, if it comes to be at all."""
     with contextlib.suppress(ColdframeError):
         await (await making).destroy()
+
+
+def _note(end: asyncio.Future[None]) -> None:
+    if not end.cancelled():
+        end.exception()  # what is left shows in the ledger, and is reaped by the next node
 
 
 def _remove_empty(path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from coldframe.cli import doctor
 from coldframe.host.doctor import Check
 from coldframe.images.base import Image
+from coldframe.protocol.models import Capabilities
 
 pytestmark = pytest.mark.root
 DOCTOR = [sys.executable, "-m", "coldframe.cli.main", "doctor"]
@@ -45,6 +46,23 @@ def test_doctor_on_an_able_machine_makes_a_sandbox(debian_image: Image) -> None:
     assert checks["sandbox"]["ok"]
     assert "limits: cpu" in checks["sandbox"]["detail"]
     assert checks["images"]["ok"]
+    assert checks["storage"]["detail"].startswith("uppers on ")
+
+
+def test_doctor_says_why_uppers_are_not_where_they_would_be_best() -> None:
+    """Without btrfs there are no disk limits, and nobody would know why."""
+    able = Capabilities(
+        runtime="native",
+        isolation=True,
+        storage="directory",
+        details={"storage_fallback": "mkfs.btrfs is missing: `apt-get install btrfs-progs`"},
+    )
+
+    check = doctor.storage_check(able)
+
+    assert (check.name, check.ok, check.required) == ("storage", False, False)
+    assert "uppers on directory" in check.detail
+    assert "apt-get install btrfs-progs" in check.detail
 
 
 def test_doctor_without_images_says_how_to_get_one(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ import pytest
 
 from coldframe.host import cgroups, tally
 from coldframe.host.reaping import reap_cgroups
+from coldframe.images.base import ImageConfig
+from coldframe.images.store import ImageStore
 from coldframe.protocol.ids import new_node_id, new_sandbox_id
 
 pytestmark = pytest.mark.root
@@ -176,6 +178,27 @@ def test_gc_leaves_a_live_node_alone(machine: Machine) -> None:
     assert machine.coldframe("gc") == (0, {"reaped": [], "remaining": []})
     assert process.poll() is None
     assert (machine.node / "uppers" / machine.sandbox_id / "file").read_text() == "left"
+
+
+def test_gc_drops_layers_that_no_image_needs(machine: Machine, tmp_path: Path) -> None:
+    """`image rm` of an image in use promises that."""
+    with ImageStore(machine.home / "images") as store, store.workspace() as work:
+        layers = []
+        for name in ("kept", "unneeded"):
+            (work / name).mkdir()
+            (work / name / "file").write_text(name)
+            layers.append(store.add_layer(work / name))
+        store.tag("kept", layers[:1], ImageConfig())
+
+        held = machine.coldframe("gc")[1]["reaped"]
+    assert not [line for line in held if line.startswith("layer")]
+
+    code, planned = machine.coldframe("gc", "--dry-run")
+    assert (code, planned["would_reap"]) == (0, [f"layer {layers[1]}"])
+    code, done = machine.coldframe("gc")
+    assert (code, done["reaped"]) == (0, [f"layer {layers[1]}"])
+    left = [path.name for path in (machine.home / "images" / "layers").iterdir()]
+    assert left == layers[:1]
 
 
 def test_ledger_keeps_the_counts_of_nodes_that_have_ended(machine: Machine) -> None:

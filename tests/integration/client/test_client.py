@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from coldframe import (
     SandboxNotFoundError,
     SandboxState,
 )
+from coldframe.client import _transfer
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import NameInUseError
 
@@ -277,3 +279,31 @@ async def test_async_client_opens_lazily_and_closes_once(tmp_path: Path) -> None
     await client.close()
     with pytest.raises(ClientClosedError):
         await sandbox.exec("true")
+
+
+async def test_download_cancelled_while_its_file_is_opened_leaves_none(
+    async_client: AsyncSandboxClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that opens it cannot be stopped; what it makes must not stay."""
+    local = tmp_path / "local"
+    local.mkdir()
+    opened = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    real = _transfer._open_beside
+
+    def slowly(path: Path) -> object:
+        file = real(path)
+        loop.call_soon_threadsafe(opened.set)
+        time.sleep(0.2)
+        return file
+
+    monkeypatch.setattr(_transfer, "_open_beside", slowly)
+    async with await async_client.create_sandbox("any") as sandbox:
+        await sandbox.files.write("/f", b"x")
+        download = asyncio.ensure_future(sandbox.files.download("/f", local / "got"))
+        await asyncio.wait_for(opened.wait(), 20)
+        download.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await download
+
+    assert list(local.iterdir()) == []

@@ -19,6 +19,9 @@ from coldframe.host.idranges import FIRST_ID
 from coldframe.host.spawner import CreateSpec, ExecSpec
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
+from coldframe.node import sandboxes as node_sandboxes
+from coldframe.node.node import Node
+from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
@@ -312,6 +315,31 @@ async def test_killed_worker_takes_its_sandboxes_and_is_replaced(
     sandbox = await make_sandbox()
     assert (await run(sandbox, "echo again")).stdout == b"again\n"
     assert not set(native_runtime.spawner.pids) & set(victims)
+
+
+async def test_close_ends_though_workers_answer_no_more(
+    tmp_path: Path, image_store: ImageStore, busybox_image: Image
+) -> None:
+    """A trainer must come to its end; what a stopped worker never ends is ended without it."""
+    settings = NodeSettings(home=tmp_path)
+    node = Node(settings, images=image_store)
+    await node.start()
+    runtime = node.runtime
+    assert isinstance(runtime, NativeRuntime)
+    runtime.end_patience_s = 1.0
+    infos = [await node.create_sandbox(SandboxSpec(image=busybox_image.name)) for _ in range(4)]
+    await node.start_exec(infos[0].id, ExecRequest(command="sleep 1000"))
+    stopped = runtime.spawner.pids[0]
+    os.kill(stopped, signal.SIGSTOP)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_sandboxes, "END_PATIENCE_S", 1.0)
+        report = await asyncio.wait_for(node.close(), 60)
+
+    assert report.failures
+    assert all("did not end within 1 s" in failure for failure in report.failures)
+    assert not [path for path in census.node_cgroups(node.id) if path.exists()]
+    assert not Path(f"/proc/{stopped}").exists()  # noqa: ASYNC240
 
 
 async def test_worker_killed_during_creates_leaves_nothing(

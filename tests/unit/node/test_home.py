@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
 from coldframe.host import gc
+from coldframe.images.base import ImageConfig
+from coldframe.images.store import ImageStore
 from coldframe.node.home import NodeHome
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
+from coldframe.runtimes.fake import FakeRuntime
 
 
 def test_home_that_is_held_cannot_be_taken(tmp_path: Path) -> None:
@@ -45,3 +49,37 @@ async def test_node_of_unknown_runtime_names_those_there_are(tmp_path: Path) -> 
         await node.start()
 
     assert not (tmp_path / "nodes" / node.id).exists()
+
+
+async def test_node_closes_the_image_store_that_it_has_made(tmp_path: Path) -> None:
+    """A process that opens a client after another would hold layers for all of them."""
+    with ImageStore(tmp_path / "images") as store, store.workspace() as work:
+        (work / "tree").mkdir()
+        store.tag("small", [store.add_layer(work / "tree")], ImageConfig())
+    node = Node(NodeSettings(home=tmp_path), runtime=_Unlike())
+    await node.start()
+    assert isinstance(node.images, ImageStore)
+    digest = node.images.resolve("small").layers[0]
+    lock = tmp_path / "images" / "layers" / digest / "lock"
+    assert _is_held(lock)
+
+    await node.close()
+
+    assert not _is_held(lock)
+
+
+class _Unlike(FakeRuntime):
+    """A runtime that runs images of the store."""
+
+    @property
+    def name(self) -> str:
+        return "unlike"
+
+
+def _is_held(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

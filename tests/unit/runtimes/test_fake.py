@@ -7,6 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from coldframe.protocol.models import SandboxSpec
+from coldframe.runtimes.fake import FakeImages, FakeRuntime
+
 _CHILD = """
 import asyncio, sys
 from pathlib import Path
@@ -48,3 +53,31 @@ async def test_fake_whose_client_is_killed_leaves_nothing(tmp_path: Path) -> Non
     async with asyncio.timeout(30):
         while list(tmp_path.iterdir()):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.01)
+
+
+async def test_fake_export_that_is_cancelled_copies_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy would go on in a directory that its caller has given up."""
+    copier = tmp_path / "bin" / "cp"
+    copier.parent.mkdir()
+    said = tmp_path / "pid"
+    copier.write_text(f"#!/bin/sh\necho $$ > {said}.new; mv {said}.new {said}; exec sleep 600\n")
+    copier.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{copier.parent}:{os.environ['PATH']}")
+    runtime = FakeRuntime(tmp_path / "base")
+    await runtime.start()
+    try:
+        image = FakeImages().resolve("any")
+        sandbox = await runtime.create("sb-aaaaaa-0000000001", SandboxSpec(image="any"), image)
+        export = asyncio.ensure_future(sandbox.export_upper(tmp_path / "out"))
+        async with asyncio.timeout(20):
+            while not said.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        export.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await export
+        pid = int(said.read_text())
+        assert not Path(f"/proc/{pid}").exists()  # noqa: ASYNC240
+    finally:
+        await runtime.close()
