@@ -299,10 +299,15 @@ void sandbox_prepare(const struct create_spec *spec)
 
 void prepared(struct sandbox *sandbox)
 {
+	struct builder *b;
+
 	note_namespaces(sandbox);
 	sandbox->state = SANDBOX_BLANK;
-	answer_ok(sandbox->create_request);
+	b = answer_begin(TYPE_OK, sandbox->create_request);
+	build_u64(b, TAG_NUMBER, (uint64_t)sandbox->pid);
+	build_u64(b, TAG_NUMBER, sandbox->namespaces[NAMESPACE_NET]);
 	sandbox->create_request = 0;
+	answer_send(b);
 }
 
 void sandbox_create(const struct create_spec *spec)

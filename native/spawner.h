@@ -81,6 +81,7 @@ enum sandbox_state {
 };
 
 #define NAMESPACE_KINDS 7u
+#define NAMESPACE_NET 3u
 
 struct sandbox {
 	struct sandbox *next; /* in its hash chain */

@@ -14,6 +14,7 @@ from coldframe.host.spawner_types import (
     ExecEnd,
     Leftover,
     OutputSpools,
+    Place,
     Process,
     Progress,
     SandboxGone,
@@ -230,6 +231,11 @@ def decode_processes(fields: Fields, _: list[int]) -> tuple[Process, ...]:
 
 def decode_count(fields: Fields, _: list[int]) -> int:
     return _numbers(fields)[0]
+
+
+def decode_place(fields: Fields, _: list[int]) -> Place:
+    pid, network = _numbers(fields)
+    return Place(pid, network)
 
 
 def decode_nothing(fields: Fields, _: list[int]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coldframe.host.idranges import IdRanges
-from coldframe.host.spawner import Spawner, SpawnerFault
+from coldframe.host.spawner import Place, Spawner, SpawnerFault
 from coldframe.protocol.errors import CapacityError, ColdframeError, SpawnerLostError
 from coldframe.protocol.ids import new_sandbox_id
 
@@ -24,13 +24,15 @@ _QUIET_S = 0.003
 _OFFER_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Blank:
     """One half-made sandbox."""
 
     sandbox_id: str
     id_base: int
     spawner: Spawner
+    place: Place | None = None
+    """None: not made yet."""
 
 
 class Blanks:
@@ -161,7 +163,7 @@ class Blanks:
 
     async def _make(self, blank: Blank) -> None:
         try:
-            await blank.spawner.prepare(blank.sandbox_id, blank.id_base)
+            blank.place = await blank.spawner.prepare(blank.sandbox_id, blank.id_base)
         except (SpawnerFault, ColdframeError):
             self._making = False  # until the next create; who needs one then will be told why
             self._end(blank)

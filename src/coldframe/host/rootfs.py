@@ -99,7 +99,7 @@ class RootFiles:
         if length is not None and length < 0:
             raise InvalidRequestError(f"length {length} is negative")
         raw = path_bytes(path)
-        with self.held():
+        with self._held():
             fd = await self._job(None, fileops.open_file, self._tree, raw, undo=os.close)
             jobs = _InTurn(self, None)
             try:
@@ -125,7 +125,7 @@ class RootFiles:
         parents: bool = True,
     ) -> int:
         raw, ids = path_bytes(path), self._host_ids(owner)
-        with self.held():
+        with self._held():
             pending = await self._job(
                 ids,
                 fileops.begin_write,
@@ -152,18 +152,6 @@ class RootFiles:
         """Write a small file and return what it held (at most `most` bytes); None: no such file."""
         raw, ids = path_bytes(path), self._host_ids(owner)
         return await self._job(ids, fileops.exchange, self.tree, raw, data, ids, most)
-
-    def exchange_here(
-        self, path: str, data: bytes, *, owner: tuple[int, int], most: int
-    ) -> bytes | None:
-        """The same in the calling thread, which ends soon and has done nothing else with files.
-
-        Somebody else keeps the root open meanwhile, by `held`.
-        """
-        ids = self._host_ids(owner)
-        fsthreads.enter_thread()
-        fsthreads.become(*ids)
-        return fileops.exchange(self._tree, path_bytes(path), data, ids, most)
 
     async def mkdir(
         self,
@@ -204,7 +192,7 @@ class RootFiles:
 
     async def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
         pieces = tar_pieces(self.tree, path_bytes(path))
-        with self.held():
+        with self._held():
             jobs = _InTurn(self, None)
             try:
                 while (piece := await jobs.run(_next_piece, pieces)) is not None:
@@ -224,7 +212,7 @@ class RootFiles:
         loop = asyncio.get_running_loop()
         source = _Pulled(content, loop)
         done: asyncio.Future[int] = loop.create_future()
-        with self.held():
+        with self._held():
             # A thread of its own: it waits for whoever sends the archive.
             job = functools.partial(self._unpack, raw, source, owner, loop, done)
             threading.Thread(target=job, name="coldframe-unpack", daemon=True).start()
@@ -341,7 +329,7 @@ class RootFiles:
             raise SandboxGoneError("the sandbox is gone; its files are no longer reachable")
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def _held(self) -> Iterator[None]:
         """Keep the root open for the block."""
         self._require_open()
         self._users += 1

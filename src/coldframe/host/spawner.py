@@ -35,6 +35,7 @@ from coldframe.host.spawner_types import (
     ExecSpec,
     Leftover,
     OutputSpools,
+    Place,
     Process,
     Progress,
     SandboxGone,
@@ -55,6 +56,7 @@ __all__ = [
     "Execution",
     "Leftover",
     "OutputSpools",
+    "Place",
     "Process",
     "Progress",
     "SandboxGone",
@@ -174,8 +176,8 @@ class Spawner:
 
     # --- sandboxes ----------------------------------------------------------------
 
-    async def prepare(self, sandbox_id: str, id_base: int, inject: str | None = None) -> None:
-        """Make all of a sandbox that needs neither image nor limits: a blank.
+    async def prepare(self, sandbox_id: str, id_base: int, inject: str | None = None) -> Place:
+        """Make all of a sandbox that needs neither image nor limits: a blank. Return where it is.
 
         `create` with the same id and `id_base` goes on with it; `destroy` ends it. One that ends
         by itself is told as `gone`.
@@ -190,7 +192,7 @@ class Spawner:
         ]
         if inject is not None:
             fields.append((Tag.INJECT, inject.encode()))
-        await self._make(sandbox_id, Type.PREPARE, fields, answers.decode_nothing, [])
+        return await self._make(sandbox_id, Type.PREPARE, fields, answers.decode_place, [])
 
     async def create(self, spec: CreateSpec) -> Created:
         """Make a sandbox, from its blank if there is one.

@@ -110,6 +110,14 @@ class ExecSpec:
 # --- what comes back ------------------------------------------------------------------
 
 
+class Place(NamedTuple):
+    """A process of a sandbox and the number of its network namespace."""
+
+    pid: int
+    """On the host."""
+    network: int
+
+
 @dataclass(frozen=True, slots=True)
 class Created:
     """A sandbox that is ready for exec. The two descriptors belong to the receiver."""
@@ -123,6 +131,11 @@ class Created:
     namespaces: Mapping[str, int]
     """Inode number by kind: user, mnt, pid, net, ipc, uts, cgroup."""
     duration_ns: int
+
+    @property
+    def place(self) -> Place:
+        """Where its network is."""
+        return Place(self.pid, self.namespaces["net"])
 
 
 @dataclass(frozen=True, slots=True)

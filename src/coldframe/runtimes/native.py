@@ -324,10 +324,11 @@ class NativeRuntime:
         self, sandbox_id: str, spec: SandboxSpec, image: Image, planner: Planner
     ) -> NativeSandbox:
         require_space_at(self._state)
-        made = await self._make_of_blank(sandbox_id, spec, image)
-        spawner, created, id_base = made or await self._make_at_once(sandbox_id, spec, image)
+        egress = NativeEgress(sandbox_id, self._network)
+        made = await self._make_of_blank(sandbox_id, spec, image, egress)
+        made = made or await self._make_at_once(sandbox_id, spec, image)
         layers = tuple(self._layers / layer / "root" for layer in image.layers)
-        parts = self._parts(spawner, created, id_base, planner, layers)
+        parts = self._parts(made, planner, layers, egress)
         sandbox = NativeSandbox(spec, parts, self._end)
         self._sandboxes[sandbox_id] = sandbox
         self._refill_spares()
@@ -358,7 +359,7 @@ class NativeRuntime:
             raise InvalidRequestError(f"image {image.name!r} has no layers")
 
     async def _make_of_blank(
-        self, sandbox_id: str, spec: SandboxSpec, image: Image
+        self, sandbox_id: str, spec: SandboxSpec, image: Image, egress: NativeEgress
     ) -> tuple[Spawner, Created, int] | None:
         """Go on with the blank of this id. None: there is none, or it was of no use and is gone."""
         blank = await self._blanks.take(sandbox_id)
@@ -367,6 +368,8 @@ class NativeRuntime:
         created = None
         try:
             if self.inject is None:
+                if blank.place is not None and not spec.network.empty:
+                    egress.begin(blank.place, spec.network)
                 # To make it at once tells what is wrong.
                 with contextlib.suppress(ColdframeError, OSError):
                     created = await self._make(
@@ -374,6 +377,7 @@ class NativeRuntime:
                     )
         finally:
             if created is None:
+                await egress.withdraw()
                 await self._blanks.undo(blank)
                 await self._remove_upper(sandbox_id)
         return (blank.spawner, created, blank.id_base) if created else None
@@ -442,16 +446,16 @@ class NativeRuntime:
 
     def _parts(
         self,
-        spawner: Spawner,
-        created: Created,
-        id_base: int,
+        made: tuple[Spawner, Created, int],
         planner: Planner,
         layers: tuple[Path, ...],
+        egress: NativeEgress,
     ) -> Parts:
+        spawner, created, id_base = made
         # Its end is told by an event; the number is checked by its namespaces when it is used.
         os.close(created.pidfd)
         files = RootFiles(created.root_fd, id_base, self._file_threads, planner.default_owner)
-        egress = NativeEgress(created, files, self._network)
+        egress.settle(created.place, files)
         return Parts(spawner, created, id_base, files, planner, self._storage, egress, layers)
 
     async def _discard(self, sandbox_id: str, id_base: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress.annex import Annex
@@ -21,9 +20,10 @@ from coldframe.host.egress.presets import cached_preset_rules, preset_rules
 from coldframe.host.egress.resolver import Resolve, SystemResolver
 from coldframe.host.egress.steering import Steering
 from coldframe.host.rootfs import RootFiles
-from coldframe.host.spawner import Created
+from coldframe.host.spawner import Place
 from coldframe.protocol.errors import (
     CapabilityError,
+    ColdframeError,
     FileError,
     InvalidRequestError,
     PathNotFoundError,
@@ -128,15 +128,40 @@ class NodeNetwork:
 class NativeEgress:
     """One sandbox's."""
 
-    def __init__(self, created: Created, files: RootFiles, node: NodeNetwork) -> None:
-        self._created, self._files, self._node = created, files, node
-        self._log = EventLog(created.sandbox_id)
+    def __init__(self, sandbox_id: str, node: NodeNetwork) -> None:
+        self._sandbox_id, self._node = sandbox_id, node
+        self._place: Place
+        self._files: RootFiles
+        self._log = EventLog(sandbox_id)
+        self._begun: asyncio.Task[Gateway] | None = None
+        """Opens for a sandbox that is still being made."""
         self._gateway: Gateway | None = None
         self._before: bytes | None = None
         """What resolv.conf held before the first policy; None: there was none."""
         self._written = False
         self._changing = asyncio.Lock()
         self._ended = False
+
+    def begin(self, place: Place, policy: NetworkPolicy) -> None:
+        """Open already, while the rest of the sandbox is made: there is its network, but no root.
+
+        `set_policy` of that policy goes on with it, `withdraw` takes it back.
+        """
+        rules = cached_preset_rules(policy.presets)
+        if rules is not None and not policy.redacted:
+            engine = Engine(policy, self._node.is_own, rules)
+            self._begun = asyncio.ensure_future(self._open(place, engine))
+
+    async def withdraw(self) -> None:
+        """Take back what was begun, if anything was."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            with contextlib.suppress(ColdframeError):
+                await (await begun).close(sandbox_ends=True)
+
+    def settle(self, place: Place, files: RootFiles) -> None:
+        """The sandbox is made."""
+        self._place, self._files = place, files
 
     @property
     def active(self) -> bool:
@@ -162,7 +187,7 @@ class NativeEgress:
             rules = await asyncio.to_thread(preset_rules, policy.presets)
         async with self._changing:
             if self._ended:
-                raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended")
+                raise SandboxGoneError(f"sandbox {self._sandbox_id!r} has ended")
             if policy.empty:
                 await self._remove()
             else:
@@ -172,26 +197,36 @@ class NativeEgress:
             )
 
     async def _apply(self, policy: NetworkPolicy, presets: tuple[NetworkRule, ...]) -> None:
-        engine = Engine(policy, self._node.is_own, presets)
         if self._gateway is not None:
-            await self._gateway.desk.replace(engine)
+            await self._gateway.desk.replace(Engine(policy, self._node.is_own, presets))
             return
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            gateway = await begun
+        else:
+            gateway = await self._open(self._place, Engine(policy, self._node.is_own, presets))
         try:
-            network = open_network(self._created.pid, self._created.namespaces["net"])
-        except ProcessLookupError:
-            raise SandboxGoneError(f"sandbox {self._created.sandbox_id!r} has ended") from None
-        gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.room)
-        try:
-            with self._files.held():
-                write = partial(self._write_resolv, asyncio.get_running_loop())
-                await gateway.open(self._node.take_steering(), write)
-        except BaseException as error:
+            await self._write_resolv()
+        except BaseException:
             await gateway.close()
             await self._restore_resolv()
+            raise
+        self._gateway = gateway
+
+    async def _open(self, place: Place, engine: Engine) -> Gateway:
+        try:
+            network = open_network(place.pid, place.network)
+        except ProcessLookupError:
+            raise SandboxGoneError(f"sandbox {self._sandbox_id!r} has ended") from None
+        gateway = Gateway(network, engine, self._node.resolve, self._log, self._node.room)
+        try:
+            await gateway.open(self._node.take_steering())
+        except BaseException as error:
+            await gateway.close()
             if isinstance(error, OSError):
                 raise CapabilityError(f"egress cannot be opened in the sandbox: {error}") from error
             raise
-        self._gateway = gateway
+        return gateway
 
     async def _remove(self) -> None:
         gateway, self._gateway = self._gateway, None
@@ -202,6 +237,7 @@ class NativeEgress:
     async def close(self) -> None:
         """End every connection; the sandbox ends too."""
         self._ended = True
+        await self.withdraw()
         async with self._changing:
             gateway, self._gateway = self._gateway, None
             if gateway is not None:
@@ -215,18 +251,15 @@ class NativeEgress:
         except PathNotFoundError:
             return None
 
-    def _write_resolv(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Name our DNS. What cannot be written is noted: addresses can be reached without.
-
-        Called in the thread that makes the listeners: a second one would cost a third of a create.
-        """
+    async def _write_resolv(self) -> None:
+        """Name our DNS. What cannot be written is noted: addresses can be reached without."""
         try:
-            before = self._files.exchange_here(_RESOLV, _OURS, owner=(0, 0), most=_MOST_RESOLV)
+            before = await self._files.exchange(_RESOLV, _OURS, owner=(0, 0), most=_MOST_RESOLV)
             if before != _OURS:
                 self._before = before
             self._written = before is None or len(before) < _MOST_RESOLV
         except FileError as error:
-            loop.call_soon_threadsafe(self._note_problem, f"was not written: {error}")
+            self._note_problem(f"was not written: {error}")
 
     async def _restore_resolv(self) -> None:
         """Put back what was there, unless somebody has changed it meanwhile."""

@@ -61,10 +61,8 @@ class Gateway:
         self._accepting = False
         self._queries: set[asyncio.Task[None]] = set()
 
-    async def open(self, steering: Steering, then: Callable[[], None]) -> None:
+    async def open(self, steering: Steering) -> None:
         """Make the listeners; return when they answer. `steering` is now its own.
-
-        `then` is called behind that, in the thread that makes them and ends.
 
         Raises:
             OSError: an address or a port is taken inside.
@@ -75,7 +73,6 @@ class Gateway:
             with contextlib.ExitStack() as undo:
                 undo.push(made.undo)
                 steering.attach(self._network, made.steered)
-                then()
                 made.undo = undo.pop_all()
             return made
 
