@@ -21,8 +21,8 @@
 #include "spawner.h"
 
 const char *const worker_steps[] = {
-	"cgroup", "channel", "clone",	"map",	    "devices",	    "limits",
-	"layers", "upper",   "overlay", "writable", "mount points", "go",
+	"cgroup", "channel", "clone",	     "map", "devices",  "layers",
+	"upper",  "overlay", "mount points", "go",  "writable", "limits",
 };
 const size_t worker_step_count = ARRAY_LEN(worker_steps);
 
@@ -244,18 +244,24 @@ static int make_rest(struct sandbox *sandbox, const struct create_spec *spec, in
 		     const char **stage)
 {
 	const char *inject = spec->root.inject;
-	int error;
+	int error = tell_config(sandbox, spec);
 
-	*stage = "limits";
-	error = injected(inject, *stage) ? -EIO : tell_config(sandbox, spec);
-	error = error ? error : cgroup_limit(sandbox, stage);
 	if (error)
 		return error;
 	sandbox->root = rootfs_make(&spec->root, sandbox->id_base, userns, stage);
 	if (sandbox->root < 0)
 		return sandbox->root;
 	*stage = "go";
-	return injected(inject, *stage) ? -EIO : tell(sandbox, "", 1, sandbox->root);
+	error = injected(inject, *stage) ? -EIO : tell(sandbox, "", 1, sandbox->root);
+	if (error)
+		return error;
+	/* What can wait is done while pid 1 does its last steps. */
+	*stage = "writable";
+	error = injected(inject, *stage) ? -EIO : rootfs_check(sandbox->root, sandbox->id_base);
+	if (error)
+		return error;
+	*stage = "limits";
+	return injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
 }
 
 /* NULL after an error was answered. */

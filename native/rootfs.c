@@ -163,6 +163,17 @@ static int open_directory(int dir, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
+static int open_or_make(int dir, const char *name)
+{
+	int fd = open_directory(dir, name);
+	int error;
+
+	if (fd != -ENOENT)
+		return fd;
+	error = make_directory(dir, name, 0755);
+	return error ? error : open_directory(dir, name);
+}
+
 _Static_assert(LAYERS_MAX <= OVERLAY_LOWERS_MAX, "every layer needs a place");
 
 static int add_layers(struct overlay *overlay, const struct root_spec *spec, int userns)
@@ -200,12 +211,10 @@ static int add_upper(struct overlay *overlay, const struct root_spec *spec, int 
 	 * not be used again. */
 	if (!error && unlinkat(overlay->upper, "work/work/incompat/volatile/dirty", 0) == 0)
 		unlinkat(overlay->upper, "work/work/incompat/volatile", AT_REMOVEDIR);
-	error = error ? error : make_directory(overlay->upper, "upper", 0755);
-	error = error ? error : make_directory(overlay->upper, "work", 0755);
 	if (error)
 		return error;
-	overlay->upper_directory = open_directory(overlay->upper, "upper");
-	overlay->work_directory = open_directory(overlay->upper, "work");
+	overlay->upper_directory = open_or_make(overlay->upper, "upper");
+	overlay->work_directory = open_or_make(overlay->upper, "work");
 	if (overlay->upper_directory < 0)
 		return overlay->upper_directory;
 	return overlay->work_directory < 0 ? overlay->work_directory : 0;
@@ -339,18 +348,6 @@ static int make_root(const struct root_spec *spec, int userns, struct overlay *o
 	return injected(spec->inject, *stage) ? -EIO : overlay_mount(overlay);
 }
 
-static int check_root(const struct root_spec *spec, int root, const char **stage)
-{
-	int error;
-
-	*stage = "writable";
-	error = injected(spec->inject, *stage) ? -EIO : assert_writable(root);
-	if (error)
-		return error;
-	*stage = "mount points";
-	return injected(spec->inject, *stage) ? -EIO : add_mount_points(root);
-}
-
 /* What the sandbox under way is made of; kept until it is no longer waited for. */
 static struct overlay parts = {
 	.layers = -1, .upper = -1, .upper_directory = -1, .work_directory = -1};
@@ -362,11 +359,25 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, cons
 	/* Overlay works with the identity it was mounted under, for as long as it lives. */
 	act_as(id_base);
 	root = make_root(spec, userns, &parts, stage);
-	error = root < 0 ? root : check_root(spec, root, stage);
+	error = root < 0 ? root : 0;
+	if (!error) {
+		*stage = "mount points";
+		error = injected(spec->inject, *stage) ? -EIO : add_mount_points(root);
+	}
 	act_as(0);
 	if (error)
 		close_quietly(&root);
 	return error ? error : root;
+}
+
+int rootfs_check(int root, uint32_t id_base)
+{
+	int error;
+
+	act_as(id_base);
+	error = assert_writable(root);
+	act_as(0);
+	return error;
 }
 
 #define LATER_MAX 64u

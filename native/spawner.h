@@ -299,6 +299,8 @@ struct root_spec {
  * `stage` set.
  */
 int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, const char **stage);
+/* Whether what is written into it is kept. Returns 0 or -errno. */
+int rootfs_check(int root, uint32_t id_base);
 /* A /dev for a sandbox, as a detached mount, or -errno. */
 int rootfs_take_dev(int userns, uint32_t id_base);
 /*

@@ -19,8 +19,10 @@ from coldframe.host.spawner import Place, Spawner, SpawnerFault
 from coldframe.protocol.errors import CapacityError, ColdframeError, SpawnerLostError
 from coldframe.protocol.ids import new_sandbox_id
 
-_QUIET_S = 0.003
-"""So long after a create, its first command is mostly over."""
+_PATIENCE_S = 0.02
+"""So long a new sandbox's first command is waited for, which a blank would hold up."""
+_PAUSE_S = 0.001
+"""Between that command's end, or a blank, and the next blank."""
 _OFFER_S = 5.0
 
 
@@ -81,9 +83,16 @@ class Blanks:
 
     def create_noted(self) -> None:
         """A sandbox was asked for: see a little later whether a blank is missing."""
-        self._quiet_from = self._loop.time() + _QUIET_S
-        if self._timer is None and self._open and self._missing():
-            self._timer = self._loop.call_at(self._quiet_from, self._quiet)
+        self._quiet_from = self._loop.time() + _PATIENCE_S
+        self._arm()
+
+    def command_ended(self) -> None:
+        """A command did, of whatever sandbox: now is a good moment for what is missing."""
+        soon = self._loop.time() + _PAUSE_S
+        if self._timer is not None and soon < self._quiet_from:
+            self._quiet_from = soon
+            self._timer.cancel()
+            self._timer = self._loop.call_at(soon, self._quiet)
 
     def offer(self) -> str | None:
         """Return the id of a blank that is ready, if there is one.
@@ -149,6 +158,10 @@ class Blanks:
     def _missing(self) -> bool:
         return not self._making and len(self._there) < self._wanted
 
+    def _arm(self) -> None:
+        if self._timer is None and self._open and self._missing():
+            self._timer = self._loop.call_at(self._quiet_from, self._quiet)
+
     def _quiet(self) -> None:
         self._timer = None
         if self._loop.time() < self._quiet_from:
@@ -170,7 +183,8 @@ class Blanks:
             return
         self._making = False
         self._ready.append(blank)
-        self.create_noted()
+        self._quiet_from = max(self._quiet_from, self._loop.time() + _PAUSE_S)
+        self._arm()
 
     def _withdraw(self, sandbox_id: str) -> None:
         blank, timer = self._offered.pop(sandbox_id)

@@ -456,7 +456,17 @@ class NativeRuntime:
         os.close(created.pidfd)
         files = RootFiles(created.root_fd, id_base, self._file_threads, planner.default_owner)
         egress.settle(created.place, files)
-        return Parts(spawner, created, id_base, files, planner, self._storage, egress, layers)
+        return Parts(
+            spawner,
+            created,
+            id_base,
+            files,
+            planner,
+            self._storage,
+            egress,
+            layers,
+            self._blanks.command_ended,
+        )
 
     async def _discard(self, sandbox_id: str, id_base: int) -> None:
         """Take back what a failed create took."""

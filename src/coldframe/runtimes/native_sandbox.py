@@ -57,6 +57,8 @@ class Parts:
     egress: NativeEgress
     layers: tuple[Path, ...]
     """Trees of the image, top first."""
+    command_ended: Callable[[], None]
+    """Told of each command's end."""
 
 
 class NativeSandbox:
@@ -144,6 +146,7 @@ class NativeSandbox:
         )
 
     def _exec_ended(self, running: NativeExec) -> None:
+        self.parts.command_ended()
         if not running.left_processes:
             self._execs.pop(running.execution.exec_id, None)
 

@@ -63,7 +63,7 @@ def _is_early(step: str) -> bool:
     """Whether it needs neither image nor limits."""
     steps = _steps()
     at = steps.index(step)
-    by_worker, by_pid_1 = steps.index("limits"), steps.index("hostname")
+    by_worker, by_pid_1 = steps.index("layers"), steps.index("hostname")
     return at < by_worker or steps.index("namespace") <= at < by_pid_1
 
 
