@@ -7,7 +7,7 @@ of the step alone, of which the image keeps nothing.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,8 +52,8 @@ def settings(policy: NetworkPolicy) -> Settings:
         return Settings()
     env: dict[str, str] = {}
     files: list[tuple[str, bytes]] = []
-    bundle = ssl.get_default_verify_paths().cafile
-    trusted = read_small(Path(bundle), _MOST_TRUST) if bundle else None
+    options = pip_options()
+    trusted = _trusted(options)
     if trusted is not None:
         files.append(("ca.crt", trusted))
         env |= dict.fromkeys(_TRUSTING, _TRUST)
@@ -61,7 +61,7 @@ def settings(policy: NetworkPolicy) -> Settings:
             env["APT_CONFIG"] = _APT
             files.append(("apt.conf", f'Acquire::https::CAInfo "{_TRUST}";\n'.encode()))
     if "pip" in policy.presets:
-        env |= dict(_pip())
+        env |= dict(_pip(options))
     if "npm" in policy.presets:
         registry = npm_options().get("registry")
         if isinstance(registry, str) and registry.startswith("http"):
@@ -69,11 +69,21 @@ def settings(policy: NetworkPolicy) -> Settings:
     return Settings(env, tuple(files))
 
 
-def _pip() -> Iterator[tuple[str, str]]:
-    options = pip_options()
-    for option in ("index-url", "extra-index-url"):
-        if reachable := list(_reachable(options.get(option, ()))):
-            yield f"PIP_{option.upper().replace('-', '_')}", " ".join(reachable)
+def _trusted(pip: Mapping[str, list[str]]) -> bytes | None:
+    """Return the certificates of whom this machine says that it trusts, or pip's; None: neither."""
+    for path in (ssl.get_default_verify_paths().cafile, *pip.get("cert", ())):
+        content = read_small(Path(path), _MOST_TRUST) if path else None
+        if content is not None:
+            return content
+    return None
+
+
+def _pip(options: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    for index in _reachable(options.get("index-url", ())):
+        yield "PIP_INDEX_URL", index
+        yield "UV_DEFAULT_INDEX", index  # uv asks where pip does
+    if others := " ".join(_reachable(options.get("extra-index-url", ()))):
+        yield "PIP_EXTRA_INDEX_URL", others
     if "trusted-host" in options:
         yield "PIP_TRUSTED_HOST", " ".join(options["trusted-host"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from coldframe.images.locks import try_lock
@@ -33,6 +33,15 @@ async def one_at_a_time(path: Path, waiting: Callable[[], None]) -> AsyncIterato
     finally:
         path.unlink(missing_ok=True)  # noqa: ASYNC240  # one call
         os.close(fd)
+
+
+def remove_if_free(path: Path) -> None:
+    """Remove what a holder left that was killed; one that somebody holds stays."""
+    with suppress(FileNotFoundError):
+        fd = try_lock(path, exclusive=True)
+        if fd is not None:
+            path.unlink()
+            os.close(fd)
 
 
 def _try(path: Path) -> int | None:

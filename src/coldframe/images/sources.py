@@ -27,7 +27,7 @@ class Source(Protocol):
     """A tree that is read by paths relative to its root. Each method raises ImageError."""
 
     def expand(self, source: str) -> tuple[str, ...]:
-        """Return the paths that a source or pattern names; at least one."""
+        """Return the paths that a source or pattern names; only a pattern may name none."""
 
     @contextmanager
     def entry(self, path: str) -> Iterator[Entry]:
@@ -58,6 +58,8 @@ class Context:
         for part in parts:
             found = [path for parent in found for path in self._match(parent, part)]
         kept = [path for path in found if not self._left_out(path)]
+        if not kept and is_pattern(source):
+            return ()
         if found and not kept:
             raise ImageError(
                 f"{source!r} is left out of the build context by "
@@ -165,7 +167,7 @@ class ImageSource:
         for part in posixpath.normpath("/" + source).split("/"):
             if part:
                 found = [path for parent in found for path in self._match(parent, part)]
-        if not found:
+        if not found and not is_pattern(source):
             raise ImageError(f"{source!r} is not in {self._name}")
         return tuple(found)
 

@@ -26,7 +26,7 @@ from coldframe.images.store import ImageStore, image_digest
 from coldframe.images.users import resolve_owner
 from coldframe.images.view import MergedView
 from coldframe.images.writer import Metadata, TreeWriter
-from coldframe.protocol.errors import ImageError
+from coldframe.protocol.errors import CapabilityError, ImageError
 from coldframe.protocol.models import ExecResult, Reason
 from coldframe.protocol.network import NetworkPolicy
 
@@ -206,6 +206,10 @@ class Steps:
         watch = asyncio.create_task(self._report())
         try:
             done = await self.run_step(request)
+        except CapabilityError as error:
+            if request.network.empty:
+                raise
+            raise CapabilityError(f"{error}; to build without a network: --network none") from error
         finally:
             watch.cancel()
         for sentence in done.refusals:

@@ -21,7 +21,7 @@ from coldframe.images.aliases import Aliases, how_to_get
 from coldframe.images.base import Healthcheck, HistoryEntry, Image, ImageConfig
 from coldframe.images.disk import full_disk_named, sync_directory, write_record
 from coldframe.images.layers import Layers
-from coldframe.images.once import one_at_a_time
+from coldframe.images.once import one_at_a_time, remove_if_free
 from coldframe.protocol.errors import ImageError, ImageNotFoundError
 
 _ALWAYS_SAID = frozenset(("env", "workdir", "user", "cmd", "entrypoint", "labels"))
@@ -269,6 +269,8 @@ class ImageStore:
             for path in self._cache.glob("*.json"):
                 if not self._remembered(path):
                     path.unlink(missing_ok=True)
+            for path in self._cache.glob("*.lock"):
+                remove_if_free(path)
             self._layers.retire()
         self._layers.empty_trash()
         return Removal((), *removal)

@@ -181,6 +181,30 @@ def test_built_image_holds_what_its_dockerfile_says(
         image_store.remove(name)
 
 
+@pytest.mark.root
+def test_build_takes_arguments_target_and_network(
+    native_client: SandboxClient, image_store: ImageStore, tmp_path: Path
+) -> None:
+    """What the command line can say, the client can."""
+    (tmp_path / "Dockerfile").write_text(
+        "FROM debian:bookworm AS one\nARG A\nRUN echo $A > /a; env > /env\nFROM one\nRUN false\n"
+    )
+    name = "test-client-build:2"
+    try:
+        native_client.build_image(
+            name, tmp_path, build_args={"A": "given"}, target="one", network=None
+        )
+        with native_client.create_sandbox(name) as sandbox:
+            assert sandbox.exec("cat /a").stdout == b"given\n"
+            assert b"SSL_CERT_FILE" not in sandbox.exec("cat /env").stdout
+    finally:
+        image_store.remove(name)
+    with pytest.raises(InvalidRequestError, match="network: "):
+        native_client.build_image(name, tmp_path, network="not a rule")
+    with pytest.raises(InvalidRequestError, match="no stage 'two'"):
+        native_client.build_image(name, tmp_path, target="two")
+
+
 def test_build_without_a_store_names_the_remedy(client: SandboxClient, tmp_path: Path) -> None:
     """The fake runtime has no images; the message must say what has."""
     with pytest.raises(CapabilityError, match="native"):

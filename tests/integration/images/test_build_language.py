@@ -277,7 +277,7 @@ async def test_dockerignore_keeps_files_out(bench: Bench, refuse: Refuse) -> Non
     assert bench.owner(image, "x/deep")[0] == 0o750
     assert bench.read(image, "y/a.pyc") is None
     ignore = bench.context / ".dockerignore"
-    for source in ("secret", "secret/key", "*.pyc"):
+    for source in ("secret", "secret/key", "a.pyc"):
         said = await refuse(f"FROM busybox\nCOPY {source} /z\n")
         assert said.startswith(f"2: '{source}' is left out of the build context by {ignore}:")
 

@@ -100,3 +100,57 @@ def test_bad_dockerfile_line_is_named_before_anything_starts(call: Call, tmp_pat
 
     assert done.returncode == 2
     assert f"{tmp_path}/Dockerfile:3: 'http' is no port" in done.stderr
+
+
+DOCKERFILE = (
+    "ARG BASE=base\nFROM $BASE AS one\nARG WHO=nobody\nRUN echo $WHO > /who\n"
+    'HEALTHCHECK --interval=1s CMD test -e /who\nENTRYPOINT ["cat", "/who"]\nLABEL a=b\n'
+    "FROM one\nRUN false\n"
+)
+
+
+def test_build_with_alias_argument_and_target_shows_what_it_made(
+    call: Call, tmp_path: Path
+) -> None:
+    """A public Dockerfile, made to build here by two commands, and what tasks read of it."""
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text(DOCKERFILE)
+    call("bootstrap", "busybox")
+    asked = ("build", "-t", "x", "--build-arg", "WHO=me", "--network", "none", context)
+
+    missing = call(*asked)
+    aliased = call("alias", "base", "busybox")
+    built = call(*asked, "--target", "one")
+    failed = call(*asked)
+
+    assert missing.returncode == 2
+    assert "Dockerfile:2: no image 'base:latest' in the store" in missing.stderr
+    assert aliased.stdout == "base:latest stands for busybox:latest\n"
+    assert built.returncode == 0, built.stderr
+    assert "FROM $BASE AS one: busybox:latest stands for it" in built.stderr
+    assert "Dockerfile:9: RUN failed with exit code 1 and printed nothing" in failed.stderr
+    shown = json.loads(call("inspect", "x", "--json").stdout)
+    config = shown["config"]
+    assert config["entrypoint"] == ["cat", "/who"]
+    assert config["healthcheck"]["argv"] == ["/bin/sh", "-c", "test -e /who"]
+    assert config["healthcheck"]["interval_s"] == 1.0
+    assert config["labels"] == {"a": "b"}
+    assert shown["history"][0]["resolved"].startswith("busybox:latest@sha256:")
+    for line in ('entrypoint ["cat", "/who"]', "label    a=b", "history  ARG WHO=nobody"):
+        assert line in call("inspect", "x").stdout
+
+
+def test_alias_lists_what_was_added_and_what_is_built_in(call: Call) -> None:
+    """And forgets only what was added."""
+    call("alias", "python:3.11-slim", "team/python:1")
+
+    listed = call("alias", "ls").stdout
+    table = json.loads(call("alias", "ls", "--json").stdout)
+
+    assert ["python:3.11-slim", "team/python:1"] in [line.split() for line in listed.splitlines()]
+    assert "built in" in listed
+    assert table["debian:12-slim"] == "debian:bookworm"
+    assert call("alias", "rm", "python:3.11-slim").stdout == "removed python:3.11-slim\n"
+    assert "is no alias" in call("alias", "rm", "debian:12-slim").stderr
+    assert call("alias", "one").returncode == 2

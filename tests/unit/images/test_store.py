@@ -194,6 +194,18 @@ def test_gc_removes_what_a_killed_process_left_half_made(store: ImageStore) -> N
     assert list((store.root / "tmp").iterdir()) == []
 
 
+async def test_gc_removes_the_lock_of_a_killed_builder_only(store: ImageStore) -> None:
+    """One that is held must stay: else two builders would do the same step."""
+    left = store.root / "cache" / "left.lock"
+    left.touch()
+
+    async with store.step("held", lambda: None):
+        store.gc()
+        assert [path.name for path in (store.root / "cache").iterdir()] == ["held.lock"]
+
+    assert not left.exists()
+
+
 def test_gc_keeps_layer_that_is_not_tagged_yet(store: ImageStore, add: Add) -> None:
     """Between add_layer and tag another process's gc must not take the layer away."""
     layer = add(a="1")
