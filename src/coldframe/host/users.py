@@ -1,17 +1,18 @@
 """Look users up in the sandbox's own /etc/passwd and /etc/group: no NSS, nothing of the host's.
 
 The files are hostile: bounded, parsed leniently, read through the root descriptor, and read
-again only when they have changed.
+again only when they have changed. Files of the image itself are read once for all its sandboxes.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from coldframe.host.descriptors import needing_room
 from coldframe.host.roottree import IDS_PER_SANDBOX, RootTree, closing, reopen, require_regular
@@ -27,6 +28,12 @@ _SHARED_LIMIT = 64 << 10
 """Sandboxes of one image share what was parsed, unless somebody made it large."""
 Rows = tuple[T, ...]
 _Key = tuple[int, int, int, int, int]
+_ImageKey = tuple[str, bytes, int, int, int, int]
+_SURELY_BEFORE_S = 1.0
+"""File systems note times by a coarser clock."""
+
+_image_rows: dict[_ImageKey | None, Rows[Any]] = {}
+"""Rows of files that lie in an image, the oldest first. The device is another in each sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,10 @@ class _Group:
 class Users:
     """The users of one sandbox, as its files say at the time of each question."""
 
-    def __init__(self) -> None:
-        self._passwd = _Cached(b"passwd", _parse_accounts)
-        self._group = _Cached(b"group", _parse_groups)
+    def __init__(self, image: str = "") -> None:
+        """`image` is the digest of what the sandbox, which has just been made, is made of."""
+        self._passwd = _Cached(b"passwd", _parse_accounts, image)
+        self._group = _Cached(b"group", _parse_groups, image)
         self._known: dict[str | int, User] = {}
 
     def resolve(self, tree: RootTree, wanted: str | int) -> User:
@@ -70,21 +78,22 @@ class Users:
         A number needs no entry, and no file that can be read: one that cannot has no entries
         for it. Raises UserNotFoundError.
         """
-        if not self._unchanged(tree):
-            accounts_changed = self._passwd.look(tree)
-            groups_changed = self._group.look(tree)
-            if accounts_changed or groups_changed:
-                self._known.clear()
+        before = self._passwd.rows, self._group.rows
+        changed = False
+        if not self._recognized(tree):
+            changed = self._passwd.look(tree) | self._group.look(tree)
+        if changed or self._passwd.rows is not before[0] or self._group.rows is not before[1]:
+            self._known.clear()
         known = self._known.get(wanted)
         if known is None:
             known = self._known[wanted] = _resolve(self._passwd, self._group, wanted)
         return known
 
-    def _unchanged(self, tree: RootTree) -> bool:
-        """Whether both are plainly the files that were read: half the price of opening each."""
+    def _recognized(self, tree: RootTree) -> bool:
+        """Whether both are plainly files that were read: a quarter of the price of reading them."""
         try:
             with closing(tree.open(_ETC, os.O_PATH | os.O_DIRECTORY)) as etc:
-                return self._passwd.is_in(etc) and self._group.is_in(etc)
+                return self._passwd.recognize(etc) and self._group.recognize(etc)
         except OSError:  # one of them is absent
             return False
 
@@ -150,17 +159,37 @@ def _id(text: str) -> int | None:
 class _Cached(Generic[T]):
     """One file of /etc, parsed; looked at on every question, read only when it is another one."""
 
-    def __init__(self, name: bytes, parse: Callable[[str], Rows[T]]) -> None:
+    def __init__(self, name: bytes, parse: Callable[[str], Rows[T]], image: str) -> None:
         self._name, self._path, self._parse = name, _ETC + b"/" + name, parse
+        self._image, self._made_at = image, time.time()
         self._key: _Key | None = None
         self._problem: str | None = None
         self.rows: Rows[T] = ()
         """An absent file has none, and so has one that cannot be read."""
 
-    def is_in(self, etc: int) -> bool:
-        """Whether the file that was read is the one in a directory, itself and not by a link."""
+    def recognize(self, etc: int) -> bool:
+        """Whether what lies in a directory, itself and not by a link, is a file with known rows.
+
+        It is the one that was read, or the image's own as another sandbox has read it.
+        """
         status = os.stat(self._name, dir_fd=etc, follow_symlinks=False)
-        return self._key == _key(status)
+        key = _key(status)
+        if key == self._key:
+            return True
+        rows = _image_rows.get(self._image_key(status))
+        if rows is None:
+            return False
+        self._replace(key, rows, None)
+        return True
+
+    def _image_key(self, status: os.stat_result) -> _ImageKey | None:
+        """What makes a file of the image one; None: it may be one of the sandbox's own.
+
+        Whatever is written in a sandbox changes later than the sandbox was made.
+        """
+        if not self._image or status.st_ctime > self._made_at - _SURELY_BEFORE_S:
+            return None
+        return self._image, self._name, *_key(status)[1:]
 
     def look(self, tree: RootTree) -> bool:
         """Read the file if it is another one than before; return whether the rows may differ."""
@@ -178,8 +207,14 @@ class _Cached(Generic[T]):
                 text = self._content(handle, status)
             except (OSError, FileError) as error:
                 return self._replace(None, (), f"the sandbox's users cannot be read: {error}")
-            parse = self._parse if len(text) < _SHARED_LIMIT else inspect.unwrap(self._parse)
-            return self._replace(key, parse(text), None)
+            shared = len(text) < _SHARED_LIMIT
+            rows = (self._parse if shared else inspect.unwrap(self._parse))(text)
+            image_key = self._image_key(status)
+            if shared and image_key is not None:
+                if len(_image_rows) >= _SHARED_FILES:
+                    del _image_rows[next(iter(_image_rows))]
+                _image_rows[image_key] = rows
+            return self._replace(key, rows, None)
 
     def require(self) -> None:
         """Raise UserNotFoundError if the file is there and cannot be read."""

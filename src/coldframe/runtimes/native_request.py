@@ -84,7 +84,7 @@ class Planner:
 
     def __init__(self, image: Image, spec: SandboxSpec) -> None:
         """Raises InvalidRequestError for an environment or workdir that no command can have."""
-        self._users = Users()
+        self._users = Users(image.digest)
         self._user: str | int = image.config.user or "0" if spec.user is None else spec.user
         self._cwd = encode(spec.workdir or image.config.workdir or "/", "workdir")
         _require_absolute(self._cwd, "workdir")

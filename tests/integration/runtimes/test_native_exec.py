@@ -592,3 +592,22 @@ async def test_idle_sandbox_costs_at_most_two_descriptors(
         await run(await make_sandbox(), "true")
 
     assert len(open_descriptors()) - before <= 20
+
+
+# --- users ----------------------------------------------------------------------------
+
+
+async def test_users_of_one_sandbox_are_not_those_of_another(make_sandbox: MakeSandbox) -> None:
+    """What lies in the image is read once for all; what is written is the writer's alone."""
+    one, other = await make_sandbox(), await make_sandbox()
+    for sandbox in (one, other):
+        assert (await run(sandbox, "id -u", user="root")).stdout == b"0\n"
+
+    await run(one, "echo late:x:5:6::/:/bin/sh >> /etc/passwd")
+
+    assert (await run(one, "id -u", user="late")).stdout == b"5\n"
+    with pytest.raises(UserNotFoundError):
+        await run(other, "id -u", user="late")
+    third = await make_sandbox()
+    with pytest.raises(UserNotFoundError):
+        await run(third, "id -u", user="late")

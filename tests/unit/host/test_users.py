@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coldframe.host import users
 from coldframe.host.users import User, Users
 from coldframe.protocol.errors import UserNotFoundError
 from tests.fixtures.runtime import Tree
@@ -61,36 +62,36 @@ def test_resolve_unknown_user_is_typed(etc: Tree, wanted: str | int) -> None:
 
 def test_resolve_without_files_takes_numbers_only(tree: Tree) -> None:
     """Images of one program have no /etc."""
-    users = Users()
+    known = Users()
 
-    assert users.resolve(tree.files.tree, "0") == User(0, 0, (), None, "/")
+    assert known.resolve(tree.files.tree, "0") == User(0, 0, (), None, "/")
     with pytest.raises(UserNotFoundError):
-        users.resolve(tree.files.tree, "root")
+        known.resolve(tree.files.tree, "root")
 
 
 def test_resolve_sees_every_change_of_the_files(etc: Tree) -> None:
     """`useradd` followed by a command as that user."""
-    users = Users()
+    known = Users()
     with pytest.raises(UserNotFoundError):
-        users.resolve(etc.files.tree, "late")
+        known.resolve(etc.files.tree, "late")
 
     with (etc.path / "etc/passwd").open("a") as file:
         file.write("late:x:5:6::/late:/bin/sh\n")
-    assert users.resolve(etc.files.tree, "late").home == "/late"
+    assert known.resolve(etc.files.tree, "late").home == "/late"
 
     replaced = etc.path / "etc/new"
     replaced.write_text((etc.path / "etc/passwd").read_text().replace("/late", "/latf"))
     replaced.rename(etc.path / "etc/passwd")
-    assert users.resolve(etc.files.tree, "late").home == "/latf"
+    assert known.resolve(etc.files.tree, "late").home == "/latf"
     (etc.path / "etc/passwd").unlink()
     with pytest.raises(UserNotFoundError):
-        users.resolve(etc.files.tree, "late")
+        known.resolve(etc.files.tree, "late")
 
 
 def test_resolve_sees_that_etc_itself_is_another_directory(etc: Tree) -> None:
     """The files are looked at by their directory, which may be swapped, or become a link."""
-    users = Users()
-    assert users.resolve(etc.files.tree, "agent").uid == 1000
+    known = Users()
+    assert known.resolve(etc.files.tree, "agent").uid == 1000
     other = etc.path / "other"
     other.mkdir()
     for name in ("passwd", "group"):
@@ -98,22 +99,22 @@ def test_resolve_sees_that_etc_itself_is_another_directory(etc: Tree) -> None:
 
     (etc.path / "etc").rename(etc.path / "before")
     (etc.path / "etc").symlink_to("/other")
-    assert users.resolve(etc.files.tree, "agent").uid == 2000
+    assert known.resolve(etc.files.tree, "agent").uid == 2000
     (etc.path / "etc").unlink()
     (etc.path / "before").rename(etc.path / "etc")
-    assert users.resolve(etc.files.tree, "agent").uid == 1000
+    assert known.resolve(etc.files.tree, "agent").uid == 1000
 
 
 def test_resolve_sees_changes_behind_a_link(etc: Tree) -> None:
     """Some images keep their passwd elsewhere; the link stays the same whatever it leads to."""
-    users = Users()
+    known = Users()
     path, kept = etc.path / "etc/passwd", etc.path / "kept"
     path.rename(kept)
     path.symlink_to("/kept")
-    assert users.resolve(etc.files.tree, "agent").uid == 1000
+    assert known.resolve(etc.files.tree, "agent").uid == 1000
 
     kept.write_text(PASSWD.replace("1000", "2000"))
-    assert users.resolve(etc.files.tree, "agent").uid == 2000
+    assert known.resolve(etc.files.tree, "agent").uid == 2000
 
 
 def test_resolve_ignores_lines_that_make_no_sense(etc: Tree) -> None:
@@ -121,12 +122,12 @@ def test_resolve_ignores_lines_that_make_no_sense(etc: Tree) -> None:
     (etc.path / "etc/passwd").write_bytes(
         b"\xff\xfe\n:::::\nbig:x:99999999:0::/:\nneg:x:-1:0::/:\nshort:x:1\n+::::::\nok:x:3:4::/ok:/x\n"
     )
-    users = Users()
+    known = Users()
 
-    assert users.resolve(etc.files.tree, "ok") == User(3, 4, (), "ok", "/ok")
+    assert known.resolve(etc.files.tree, "ok") == User(3, 4, (), "ok", "/ok")
     for name in ("big", "neg", "short"):
         with pytest.raises(UserNotFoundError):
-            users.resolve(etc.files.tree, name)
+            known.resolve(etc.files.tree, name)
 
 
 def test_resolve_through_link_never_reads_the_hosts_files(tree: Tree) -> None:
@@ -163,10 +164,10 @@ def test_resolve_number_works_whatever_the_files_are(
     """It happens before every command: the agent must not lock the verifier out."""
     (etc.path / "etc" / name).unlink()
     breaks(etc.path / "etc" / name)
-    users = Users()
+    known = Users()
 
     for wanted, ids in ((0, (0, 0)), ("4000", (4000, 0)), ("5:6", (5, 6)), ("65535:0", (65535, 0))):
-        user = users.resolve(etc.files.tree, wanted)
+        user = known.resolve(etc.files.tree, wanted)
         assert (user.uid, user.gid) == ids
 
 
@@ -187,13 +188,53 @@ def test_resolve_name_in_a_broken_file_is_typed_and_says_why(
 
 def test_resolve_follows_a_file_that_breaks_and_heals(etc: Tree) -> None:
     """What was known of the file before must not answer for the one that is there now."""
-    users = Users()
-    assert users.resolve(etc.files.tree, "1000").home == "/home/agent"
+    known = Users()
+    assert known.resolve(etc.files.tree, "1000").home == "/home/agent"
 
     (etc.path / "etc/passwd").unlink()
     os.mkfifo(etc.path / "etc/passwd")
-    assert users.resolve(etc.files.tree, "1000") == User(1000, 0, (), None, "/")
+    assert known.resolve(etc.files.tree, "1000") == User(1000, 0, (), None, "/")
 
     (etc.path / "etc/passwd").unlink()
     (etc.path / "etc/passwd").write_text(PASSWD)
-    assert users.resolve(etc.files.tree, "1000").home == "/home/agent"
+    assert known.resolve(etc.files.tree, "1000").home == "/home/agent"
+
+
+def test_users_of_an_image_are_read_once_for_all_its_sandboxes(
+    etc: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lookup is a part of the time to a sandbox's first command."""
+    monkeypatch.setattr(users, "_SURELY_BEFORE_S", -60.0)  # as if the files were old
+    tree = etc.files.tree
+    agent = Users("image").resolve(tree, "agent")
+    reads = _count_reads(monkeypatch)
+
+    assert Users("image").resolve(tree, "agent") == agent
+    assert reads == []
+    assert Users("another").resolve(tree, "agent") == agent
+    assert reads == [b"passwd", b"group"]
+
+    (etc.path / "etc/passwd").write_text(PASSWD.replace("1000", "1007"))
+    assert Users("image").resolve(tree, "agent").uid == 1007
+
+
+def test_users_that_a_sandbox_wrote_are_its_own(etc: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inode numbers of two sandboxes are often the same; one must not name the other's users."""
+    Users("image").resolve(etc.files.tree, "agent")
+    reads = _count_reads(monkeypatch)
+
+    Users("image").resolve(etc.files.tree, "agent")
+
+    assert reads == [b"passwd", b"group"]
+
+
+def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    reads: list[bytes] = []
+    real = users._Cached._content
+
+    def content(self: users._Cached[object], handle: int, status: os.stat_result) -> str:
+        reads.append(self._name)
+        return real(self, handle, status)
+
+    monkeypatch.setattr(users._Cached, "_content", content)
+    return reads
