@@ -193,13 +193,20 @@ class Cargo:
             if _holds_secret(archive.path, self.recorder):
                 self.refuse(archive.declared.source, "not saved: it holds a secret")
                 continue
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with archive.path.open("rb") as source, path.open("wb") as target:
-                copy(source, target, 0, archive.path.stat().st_size)
-                target.flush()
-                os.fsync(target.fileno())
+            try:
+                _save(archive.path, directory / name)
+            except OSError as error:
+                self.refuse(archive.declared.source, f"not saved: {error.strerror}")
+                continue
             self.saved.append(name)
+
+
+def _save(archive: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open("rb") as source, path.open("wb") as target:
+        copy(source, target, 0, archive.stat().st_size)
+        target.flush()
+        os.fsync(target.fileno())
 
 
 def _holds_secret(path: Path, recorder: Recorder) -> bool:

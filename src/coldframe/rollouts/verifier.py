@@ -80,6 +80,8 @@ class Verifier:
     """End everything in the sandbox once test.sh has ended; else what test.sh itself left."""
     killed: list[ProcessInfo] = field(default_factory=list)
     """What had to be killed to start test.sh, and what was killed when it had ended."""
+    _starved: bool = False
+    """Memory ran out while something else than the verifier lived."""
     _facts: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> Verification:
@@ -100,6 +102,13 @@ class Verifier:
         """
         begun = time.monotonic()
         try:
+            return await self._graded()
+        except (RewardMissingError, RewardInvalidError):
+            if not self._starved:
+                raise
+            # What the agent left used up the memory that the tests need. It is dead now, and must
+            # not spare its agent the verdict.
+            self.note(again=True)
             return await self._graded()
         finally:
             self.note(duration_s=time.monotonic() - begun)
@@ -242,9 +251,11 @@ class Verifier:
 
     async def _end(self, result: ExecResult) -> None:
         """Leave nobody who could write while the reward and the digests are read."""
-        if await self.sandbox.processes():
+        others = await self.sandbox.processes()
+        self._starved = bool(others and result.resources.oom_kills)
+        if others:
             await asyncio.sleep(LINGER_S)
-        if self.alone:
+        if self.alone or self._starved:
             self.killed += await self.sandbox.kill_processes()
         else:
             self.killed += await self.sandbox.kill_processes(result.operation_id)

@@ -66,6 +66,8 @@ class Verification(Model):
     forgeable: bool = False
     """Something that a root agent left running lived while the tests ran: it could have written
     the reward, and only a write after test.sh had ended is found out."""
+    again: bool = False
+    """Graded twice: memory ran out beside what the agent had left running; that was killed."""
     removed: tuple[str, ...] = ()
     """Paths that lay where the verifier's files belong, and were removed."""
     user: str | None = None

@@ -199,3 +199,26 @@ async def test_attempt_whose_sandbox_is_deleted_is_the_environments_failure(
     assert trajectory.failure
     assert (trajectory.failure.side, trajectory.failure.code) == (Side.ENVIRONMENT, "sandbox_gone")
     assert trajectory.steps[0].calls[0].reason == "sandbox_gone"
+
+
+async def test_attempt_whose_survivors_starve_the_verifier_is_graded_without_them(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """A 0 must not become a failure that is nobody's by leaving memory hogs behind."""
+    hold = "python3 -c \"import time; x = b'x' * 12000000; print(flush=True); time.sleep(1000)\""
+    hogs = (
+        f"for i in $(seq 9); do {hold} > /tmp/$i 2>&1 & done\n"
+        "for i in $(seq 9); do until [ -s /tmp/$i ]; do sleep 0.02; done; done"
+    )
+    needs = "python3 -c \"x = b'x' * 100000000\" || exit 1"
+    files = {
+        "solution__solve_sh": f"#!/bin/sh\n{hogs}\n",
+        "tests__test_sh": f"#!/bin/sh\n{needs}\necho 0 > {REWARD}\n",
+    }
+    starved = await run_attempt(make_task(tmp_path, toml="memory_mb = 200\n", **files))
+    control = await run_attempt(make_task(tmp_path, "two", toml="memory_mb = 1024\n", **files))
+
+    assert starved.rewards == {"reward": 0.0}, starved.failure
+    assert control.rewards == {"reward": 0.0}, control.failure
+    assert starved.verification and control.verification
+    assert (starved.verification.again, control.verification.again) == (True, False)
