@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from coldframe.host.outcome import Undertaking
 from coldframe.host.patience import wait_while_any_end
-from coldframe.images.base import Image
+from coldframe.images.base import Image, ImageConfig
 from coldframe.node.execs import Execs
 from coldframe.node.life import Sandbox
 from coldframe.node.queueing import FairQueue
@@ -30,6 +30,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.ids import new_sandbox_id
 from coldframe.protocol.models import (
+    ImageHealthcheck,
     ImageStart,
     Ledger,
     SandboxInfo,
@@ -74,6 +75,15 @@ class _Ids(Sequence[str]):
 
     def __len__(self) -> int:
         return sum(len(source) for source in self._sources)
+
+
+def _start(config: ImageConfig) -> ImageStart:
+    check = config.healthcheck
+    return ImageStart(
+        entrypoint=config.entrypoint,
+        cmd=config.cmd,
+        healthcheck=None if check is None else ImageHealthcheck(**vars(check)),
+    )
 
 
 def _no_offer() -> None:
@@ -160,7 +170,7 @@ class Sandboxes:
             spec=spec,
             image_digest=image.digest,
             layer_digests=image.layers,
-            image_start=ImageStart(entrypoint=image.config.entrypoint, cmd=image.config.cmd),
+            image_start=_start(image.config),
             workdir=spec.workdir or image.config.workdir,
         )
         if spec.ttl_s is not None:

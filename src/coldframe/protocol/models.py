@@ -72,11 +72,24 @@ class SandboxSpec(_Model):
     """What it may reach; the default: nothing but itself."""
 
 
+class ImageHealthcheck(_Model):
+    """How an image says to ask whether what it starts is well. Times in seconds."""
+
+    argv: tuple[str, ...]
+    """Exit code 0: healthy."""
+    interval_s: float
+    timeout_s: float
+    start_period_s: float
+    start_interval_s: float
+    retries: int
+
+
 class ImageStart(_Model):
     """What a container of the image would start. A sandbox starts nothing by itself."""
 
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
+    healthcheck: ImageHealthcheck | None = None
 
 
 class SandboxInfo(_Model):

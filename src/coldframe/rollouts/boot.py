@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from coldframe.harnesses.base import check_platform
 from coldframe.protocol.errors import CreateError, NotExecutedError
+from coldframe.protocol.models import ImageHealthcheck
 from coldframe.rollouts.healthcheck import Health, said, wait_healthy
 from coldframe.rollouts.task import Healthcheck
 
@@ -100,11 +101,27 @@ def _is_interactive(cmd: Sequence[str]) -> bool:
     return plain and _INTERACTIVE.fullmatch(PurePosixPath(words[0]).name) is not None
 
 
+def of_image(check: ImageHealthcheck) -> Healthcheck:
+    """Return the healthcheck of an image, which a container first runs after one interval.
+
+    We look sooner. So that looking sooner never costs one of the retries, the first interval
+    belongs to the start period.
+    """
+    return Healthcheck(
+        check.argv,
+        interval_s=check.interval_s,
+        timeout_s=check.timeout_s,
+        start_period_s=max(check.start_period_s, check.interval_s),
+        start_interval_s=min(check.start_interval_s, check.interval_s),
+        retries=check.retries,
+    )
+
+
 async def boot(sandbox: AsyncSandbox, check: Healthcheck | None) -> Booted:
     """Start the image's entry point and wait until the sandbox is healthy.
 
     Args:
-        check: the task's; None: there is none.
+        check: the task's; None: the image's, if it has one.
     Raises:
         EntryPointError: it was not started, or ended with anything but exit code 0.
         UnhealthyError: the healthcheck failed as often as it may.
@@ -112,6 +129,8 @@ async def boot(sandbox: AsyncSandbox, check: Healthcheck | None) -> Booted:
     """
     image = sandbox.info.image_start
     command = entry_point(image.entrypoint, image.cmd)
+    if check is None and image.healthcheck is not None:
+        check = of_image(image.healthcheck)
     if not command:
         return Booted(health=None if check is None else await wait_healthy(sandbox, check))
     try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coldframe import AsyncSandboxClient
+from coldframe.images.base import Healthcheck as ImageHealthcheck
 from coldframe.images.base import Image, ImageConfig
 from coldframe.images.store import ImageStore
 from coldframe.rollouts.boot import EntryPointError, boot, entry_point
@@ -32,7 +34,7 @@ def tagged(image_store: ImageStore, debian_image: Image, tmp_path: Path) -> Iter
     """Name Debian's layers anew, with an entry point."""
     names: list[str] = []
 
-    def tag(entrypoint: tuple[str, ...] = (), cmd: tuple[str, ...] = (), **rest: str) -> str:
+    def tag(entrypoint: tuple[str, ...] = (), cmd: tuple[str, ...] = (), **rest: Any) -> str:
         name = f"test/boot-{tmp_path.name.replace('_', '-')[:40].lower()}-{len(names)}:1"
         config = ImageConfig(env=debian_image.config.env, entrypoint=entrypoint, cmd=cmd, **rest)
         names.append(name)
@@ -138,6 +140,35 @@ async def test_entry_point_that_does_not_exist_is_named(
     """The image is at fault, and says so at once."""
     async with await native_async_client.create_sandbox(tagged(("/no/such",))) as sandbox:
         with pytest.raises(EntryPointError, match="/no/such"):
+            await boot(sandbox, None)
+
+
+@pytest.mark.root
+async def test_boot_waits_for_the_images_own_healthcheck_unless_the_task_has_one(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """As a container would be waited for; looking before its first interval costs no retry."""
+    slow = 'sleep 0.6; touch /tmp/up; test "$(cat)"'
+    asks = ("/bin/sh", "-c", "echo >> /tmp/asked; test -e /tmp/up")
+    own = ImageHealthcheck(asks, interval_s=30.0, start_interval_s=0.1, retries=1)
+    image = tagged(("/bin/sh", "-c", slow + "; exit 0"), healthcheck=own)
+    async with await native_async_client.create_sandbox(image) as sandbox:
+        booted = await boot(sandbox, None)
+        other = await boot(sandbox, Healthcheck("exit 0"))
+
+        assert booted.health is not None and booted.health.checks > 2
+        assert other.health is not None and other.health.checks == 1
+        assert len(await sandbox.files.read("/tmp/asked")) == booted.health.checks
+
+
+@pytest.mark.root
+async def test_boot_of_an_image_that_is_never_well_fails_by_its_own_healthcheck(
+    tagged: Tagged, native_async_client: AsyncSandboxClient
+) -> None:
+    """The control: the image's timings are the ones that are kept."""
+    own = ImageHealthcheck(("/bin/false",), interval_s=0.2, start_interval_s=0.05, retries=2)
+    async with await native_async_client.create_sandbox(tagged(healthcheck=own)) as sandbox:
+        with pytest.raises(UnhealthyError, match=r"'/bin/false': failed 2 times in a row"):
             await boot(sandbox, None)
 
 
