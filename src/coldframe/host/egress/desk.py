@@ -22,6 +22,8 @@ from coldframe.protocol.network import EgressDecision, EgressKind
 CONNECT_TIMEOUT_S = 30.0
 MOST_FLOWS = 12_288
 """Connections of one sandbox at once."""
+_MANY, _SMALL_BUFFER = 256, 1 << 16
+"""Of so many, each gets less of the kernel's memory: slow readers would fill megabytes each."""
 _SCARCE = 0.25
 """The part of the node's own room that is taken before other processes carry too."""
 
@@ -147,6 +149,10 @@ class Desk:
         `down` is the way to the sandbox if it is carried already. Raises OSError: a side broke.
         """
         assert flow.upstream is not None
+        if len(self._flows) > _MANY:
+            for one in (flow.client, flow.upstream):
+                for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                    one.setsockopt(socket.SOL_SOCKET, option, _SMALL_BUFFER)
         if (
             self.room.near.taken > _SCARCE
             and not self.meter.limited

@@ -13,6 +13,9 @@ import fcntl
 import os
 import socket
 import struct
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,10 +23,10 @@ if TYPE_CHECKING:
     from coldframe.host.egress.flows import Flow
 
 _RESET = struct.pack("ii", 1, 0)
-_CHUNK = 1 << 20
-_TURNS = 8
-"""Chunks that one direction carries before others have their turn."""
-_SPARE_PIPES, _MOST_PIPES = 64, 512
+_CHUNK = 1 << 18
+_SLICE_S = 0.0005
+"""In one turn of the event loop, for all that have more to carry: the loop is everybody's."""
+_SPARE_PIPES, _MOST_PIPES, _LARGE_PIPES = 64, 512, 64
 """Beyond so many at once bytes are copied, a little at a time: a pipe is two descriptors."""
 _COPIED = 1 << 14
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
@@ -66,8 +69,9 @@ class _Pipes:
         if self._spare:
             return self._spare.pop()
         pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with contextlib.suppress(OSError):  # a limit of the machine; slower is fine
-            fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, _CHUNK)
+        if self._taken <= _LARGE_PIPES:  # what they hold is the kernel's memory
+            with contextlib.suppress(OSError):  # a limit of the machine; slower is fine
+                fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, _CHUNK)
         return pipe
 
     def give_back(self, pipe: tuple[int, int], *, empty: bool) -> None:
@@ -80,6 +84,46 @@ class _Pipes:
 
 
 _pipes = _Pipes()
+
+
+class _Turns(threading.local):
+    """Lets those that have more to carry take turns, each sandbox as often as the others.
+
+    One for each event loop, and so for each thread.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Meter, deque[Direction]] = {}
+        self._scheduled = False
+
+    def add(self, direction: Direction, meter: Meter) -> None:
+        """Let it carry on in its turn. All directions of one sandbox have one meter."""
+        self._waiting.setdefault(meter, deque()).append(direction)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        end = time.monotonic() + _SLICE_S
+        for _ in range(sum(map(len, self._waiting.values()))):
+            meter, queue = next(iter(self._waiting.items()))
+            # To the end: the next sandbox has its turn before this one has another.
+            del self._waiting[meter]
+            direction = queue.popleft()
+            if queue:
+                self._waiting[meter] = queue
+            direction.pump()
+            if time.monotonic() >= end:
+                break
+        if self._waiting:
+            self._schedule()
+
+
+_turns = _Turns()
 
 
 class Direction:
@@ -106,7 +150,7 @@ class Direction:
         self._reading = self._writing = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done at the end of file; raises OSError when either side broke."""
-        self._pump()
+        self.pump()
 
     def stop(self) -> None:
         """Carry nothing more."""
@@ -133,28 +177,28 @@ class Direction:
         if self._reading != read:
             self._reading = read
             if read:
-                self._loop.add_reader(self._source_fd, self._pump)
+                self._loop.add_reader(self._source_fd, self.pump)
             else:
                 self._loop.remove_reader(self._source_fd)
         if self._writing != write:
             self._writing = write
             if write:
-                self._loop.add_writer(self._target_fd, self._pump)
+                self._loop.add_writer(self._target_fd, self.pump)
             else:
                 self._loop.remove_writer(self._target_fd)
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
+        """Carry what can be carried now, one chunk at most."""
         try:
-            for _ in range(_TURNS):
-                if self.ended.done() or not self._turn():
-                    return
+            if self.ended.done() or not self._turn() or not self._turn():
+                return
         except OSError as error:
             if not self.ended.done():
                 self.ended.set_exception(error)
             self.stop()
             return
         self._watch()
-        self._timer = self._loop.call_soon(self._pump)
+        _turns.add(self, self._metered.meter)
 
     def _turn(self) -> bool:
         """Move one chunk; False: there is something to wait for."""
@@ -188,7 +232,7 @@ class Direction:
             return False
         if not granted:
             self._watch()
-            self._timer = self._loop.call_later(self._metered.meter.delay_s, self._pump)
+            self._timer = self._loop.call_later(self._metered.meter.delay_s, self.pump)
             return False
         if self._pipe is None:
             self._pipe = _pipes.take()
