@@ -260,10 +260,12 @@ void exec_launched(struct exec *exec)
 
 	exec_unlaunch(exec);
 	sandbox->launches--;
-	if (pid < 0)
-		exec_failed(exec, -pid, stage, "");
-	else
+	if (pid >= 0)
 		exec_started(exec, pid, tell);
+	else if (sandbox->state >= SANDBOX_DYING)
+		exec_failed(exec, ESRCH, "sandbox", "it is gone"); /* and took the helpers along */
+	else
+		exec_failed(exec, -pid, stage, "");
 	next_turns(sandbox);
 }
 
