@@ -198,3 +198,51 @@ def _held_of(pid: int, home: Path) -> list[str]:
         if target.startswith((str(home), "socket:", "net:", "/run/coldframe")) or target == "/":
             found.append(target)
     return found
+
+
+_SYNCHRONOUS = """
+import gc, multiprocessing, os, sys
+from coldframe import ClientClosedError, SandboxClient
+
+def child(client, sandbox):
+    try:
+        sandbox.exec("true")
+    except ClientClosedError as error:
+        assert "a forked process opens one of its own" in str(error)
+    else:
+        raise AssertionError("a child has used its parent's client")
+    client.close()
+    with SandboxClient(home=sys.argv[1]) as own:
+        with own.create_sandbox("busybox") as other:
+            assert other.exec("echo own").text.strip() == "own"
+    del client, sandbox
+    gc.collect()
+
+with SandboxClient(home=sys.argv[1]) as client:
+    sandbox = client.create_sandbox("busybox")
+    for round in range(3):
+        process = multiprocessing.get_context("fork").Process(target=child, args=(client, sandbox))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0, process.exitcode
+        assert sandbox.exec("echo on").text.strip() == "on"
+    sandbox.delete()
+    assert client.ledger().leaks == ()
+print("ok")
+"""
+
+
+def test_pool_of_forked_children_each_with_a_client_of_its_own(
+    tmp_path: Path, image_store: ImageStore, busybox_image: Image
+) -> None:
+    """They begin by copying a client whose loop runs in a thread that they do not have."""
+    (tmp_path / "images").symlink_to(image_store.root)
+    ended = subprocess.run(
+        [sys.executable, "-c", _SYNCHRONOUS, str(tmp_path)],
+        capture_output=True,
+        cwd=_ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, b"ok\n"), ended.stderr.decode()
+    assert list((tmp_path / "nodes").iterdir()) == []
