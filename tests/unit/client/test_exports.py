@@ -50,6 +50,7 @@ PUBLIC = [
     "NotExecutedError",
     "Output",
     "OutputChunk",
+    "OutputNotKeptError",
     "OutputStream",
     "PatchError",
     "Patched",
