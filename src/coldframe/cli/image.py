@@ -266,7 +266,7 @@ def _more(config: ImageConfig) -> Iterator[str]:
     """Say what most images do not have."""
     for name in ("entrypoint", "cmd", "shell"):
         if words := getattr(config, name):
-            yield f"{name:<10} {json.dumps(words)}"
+            yield f"{name:<8} {json.dumps(words)}"
     if config.healthcheck is not None:
         yield f"healthcheck {json.dumps(asdict(config.healthcheck))}"
     yield from (f"label    {key}={value}" for key, value in config.labels)

@@ -61,6 +61,8 @@ def mounts(line: Instruction, env: Mapping[str, str]) -> tuple[Mount, ...]:
 
 def _mount(text: str, env: Mapping[str, str], escape: str) -> Mount:
     fields: dict[str, str] = {}
+    if text[0] in "\"'" and text.endswith(text[0]):
+        text = text[1:-1]
     for field in text.split(","):
         key, _, value = field.partition("=")
         key = key.strip().lower()

@@ -373,3 +373,17 @@ async def test_line_that_cannot_be_honoured_is_refused_by_name(
     """With what to write instead."""
     assert (await refuse(f"FROM busybox\n{line}\n")).startswith(said)
     assert bench.steps.ran == []
+
+
+async def test_mount_may_be_quoted_and_relative(bench: Bench) -> None:
+    """As generated Dockerfiles write it."""
+    bench.write(lock="l")
+
+    image = await bench.build(
+        "FROM busybox\nWORKDIR /app\n"
+        'RUN --mount="type=bind,source=lock,target=lock" --mount=type=cache,target="/c" '
+        "cat lock > seen && ls /c >> seen\n"
+    )
+
+    assert bench.read(image, "app/seen") == "l"
+    assert bench.view(image).resolve(b"c").stat is None
