@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from pathlib import Path
 
 import coldframe
 from coldframe.host import forks
-from coldframe.host.egress.carrier import ADOPT, CUT, ENDED, ORDER
+from coldframe.host.egress.carrier import ADOPT, CUT, ENDED, MOST_NUMBERS
 from coldframe.host.egress.flows import Budget, Flow
 
 MOST_PROCESSES = 4
 _KEPT_DESCRIPTORS = 1200
 """Of a process: for its pipes and itself."""
-_END_S = 2.0
+_END_S, _AGAIN_S = 2.0, 0.0005
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from coldframe.host.egress.carrier import main; main()"
@@ -95,6 +96,9 @@ class _Process:
             raise
         self._ends: dict[int, asyncio.Future[_End]] = {}
         self._numbers = itertools.count()
+        self._cuts: list[int] = []
+        """What could not be sent yet."""
+        self._timer: asyncio.TimerHandle | None = None
         self._sending = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._listen)
@@ -133,7 +137,7 @@ class _Process:
         async with self._sending:
             while True:
                 try:
-                    self._channel.sendmsg([ORDER.pack(order, number)], ancillary)
+                    self._channel.sendmsg([struct.pack("=QQ", order, number)], ancillary)
                     return
                 except BlockingIOError:
                     await self._writable()
@@ -149,14 +153,27 @@ class _Process:
 
     def cut(self, number: int) -> None:
         """Have both sides of a connection reset."""
-        if number not in self._ends or not self.alive:
-            return
-        try:
-            self._channel.send(ORDER.pack(CUT, number))
-        except BlockingIOError:
-            self._loop.call_later(0.001, self.cut, number)
-        except OSError:
-            self.lose()
+        if number in self._ends and self.alive:
+            self._cuts.append(number)
+            self._send_cuts()
+
+    def _send_cuts(self) -> None:
+        while self._cuts and self.alive:
+            some = self._cuts[:MOST_NUMBERS]
+            try:
+                self._channel.send(struct.pack(f"={1 + len(some)}Q", CUT, *some))
+            except BlockingIOError:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(_AGAIN_S, self._send_cuts_again)
+                return
+            except OSError:
+                self.lose()
+                return
+            del self._cuts[: len(some)]
+
+    def _send_cuts_again(self) -> None:
+        self._timer = None
+        self._send_cuts()
 
     def _listen(self) -> None:
         for _ in range(64):

@@ -5,7 +5,7 @@ ways have ended. It decides nothing, and ends with the node. Imports the standar
 so that it starts fast and stays small.
 
 Wire: SEQPACKET. From the node ADOPT number (with two descriptors: client, upstream) and CUT
-number; to it ENDED number, bytes out, bytes in, whether a side broke.
+numbers; to it ENDED number, bytes out, bytes in, whether a side broke.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections import deque
 from coldframe.host.egress import relay
 
 ADOPT, CUT = 1, 2
-ORDER = struct.Struct("=BQ")
+MOST_NUMBERS = 512
+"""In one message."""
 ENDED = struct.Struct("=QQQB")
 _DESCRIPTOR = array.array("i").itemsize
 _ROOM = socket.CMSG_SPACE(2 * _DESCRIPTOR)
@@ -68,12 +69,16 @@ class _Pair:
         elif all(one.ended.done() for one in self._ways):
             self.end(broken=False)
 
+    def stop(self) -> None:
+        """Carry nothing more."""
+        for way in self._ways:
+            way.stop()
+
     def end(self, *, broken: bool) -> None:
         """Close both sides and say so, once."""
         if not self._carrier.pairs.pop(self._number, None):
             return
-        for way in self._ways:
-            way.stop()
+        self.stop()
         for one in self._sockets:
             relay.close(one, reset=broken)
         self._carrier.say(ENDED.pack(self._number, *self._counts, broken))
@@ -90,7 +95,7 @@ class _Carrier:
 
     def _listen(self) -> None:
         try:
-            data, ancillary, flags, _ = self._channel.recvmsg(ORDER.size, _ROOM)
+            data, ancillary, flags, _ = self._channel.recvmsg(8 * (MOST_NUMBERS + 1), _ROOM)
         except BlockingIOError:
             return
         except OSError:
@@ -99,18 +104,22 @@ class _Carrier:
             self._loop.remove_reader(self._channel.fileno())
             self.over.set()
             return
-        order, number = ORDER.unpack(data)
+        order, *numbers = struct.unpack(f"={len(data) // 8}Q", data)
         given = array.array("i")
         for _, _, content in ancillary:
             given.frombytes(content[: len(content) // _DESCRIPTOR * _DESCRIPTOR])
-        if order == CUT and number in self.pairs:
-            self.pairs[number].end(broken=True)
-        elif order == ADOPT and len(given) == 2 and not flags & socket.MSG_CTRUNC:
-            self.pairs[number] = _Pair(number, given[0], given[1], self)
-        elif order == ADOPT:  # this process has no descriptor left
+        if order == CUT:
+            cut = [self.pairs[number] for number in numbers if number in self.pairs]
+            for pair in cut:
+                pair.stop()  # none carries anything more while others are being closed
+            for pair in cut:
+                pair.end(broken=True)
+        elif len(given) == 2 and not flags & socket.MSG_CTRUNC:
+            self.pairs[numbers[0]] = _Pair(numbers[0], given[0], given[1], self)
+        else:  # this process has no descriptor left
             for fd in given:
                 socket.close(fd)
-            self.say(ENDED.pack(number, 0, 0, True))
+            self.say(ENDED.pack(numbers[0], 0, 0, True))
 
     def say(self, message: bytes) -> None:
         self._unsaid.append(message)

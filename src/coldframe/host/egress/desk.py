@@ -78,17 +78,19 @@ class Desk:
         """Put another policy in force, for open connections too, before this returns."""
         before, self.engine = self.engine, engine
         self.meter = self._new_meter()
-        for flow in list(self._flows):
+        # Nothing runs between here and the end of the loop: for all of them at one moment. Those
+        # of other processes first, as they are told and not stopped.
+        verdicts: dict[tuple[object, ...], Verdict] = {}
+        for flow in sorted(self._flows, key=_is_near):
             flow.meter = self.meter
             if flow.address is None:
                 continue
-            if any(before.credentials(name) != engine.credentials(name) for name in flow.names):
-                flow.end("the new policy has other credentials for its host")
+            reason = self._changed(flow, before)
+            if reason:
+                flow.end(reason)
                 continue
-            if flow.far and self.meter.limited:
-                flow.end("the new policy has limits, and this was one of too many connections")
-                continue
-            verdict = self.verdict_of(flow)
+            key = (flow.address, flow.port, flow.name, flow.names, flow.spoken)
+            verdict = verdicts.get(key) or verdicts.setdefault(key, self.verdict_of(flow))
             if not verdict.allowed:
                 flow.end(f"the new policy does not allow it: {verdict.reason}")
             elif verdict.names and not flow.watched:
@@ -98,6 +100,14 @@ class Desk:
         far = [flow.task for flow in self._flows if flow.far and flow.cut and flow.task is not None]
         if far:
             await asyncio.wait(far)
+
+    def _changed(self, flow: Flow, before: Engine) -> str:
+        """Say why a connection cannot go on under another policy, whatever that allows."""
+        if flow.far and self.meter.limited:
+            return "the new policy has limits, and this was one of too many connections"
+        if any(before.credentials(name) != self.engine.credentials(name) for name in flow.names):
+            return "the new policy has other credentials for its host"
+        return ""
 
     def verdict_of(self, flow: Flow) -> Verdict:
         """Decide about a connection as it is known now."""
@@ -299,6 +309,10 @@ class Desk:
             *(flow.task for flow in flows if flow.task is not None), return_exceptions=True
         )
         self.names.close()
+
+
+def _is_near(flow: Flow) -> bool:
+    return not flow.far
 
 
 async def open_connection(address: Address, port: int) -> socket.socket:
