@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coldframe.harnesses.base import Episode, Harness, Limits, ModelSettings, Outcome, Solution
+from coldframe.harnesses.base import (
+    Episode,
+    Harness,
+    Limits,
+    McpServer,
+    ModelSettings,
+    Offers,
+    Outcome,
+    Solution,
+)
 from coldframe.protocol.errors import ColdframeError, HarnessError, InferenceError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
@@ -143,6 +152,25 @@ async def _refuses_to_run_without_its_needs(bench: _Bench) -> str | None:
         return "run() without the model or solution that it needs raises HarnessError"
 
 
+async def _says_what_it_refuses(bench: _Bench) -> str | None:
+    harness = bench.make()
+    server = McpServer("check", "sse", url=NOBODY_LISTENS)
+    if harness.refuses(Offers()) is not None:
+        return "refuses() returns None for a task that offers nothing"
+    refused = harness.refuses(Offers(mcp_servers=(server,)))
+    if not (refused is None or (isinstance(refused, str) and refused)):
+        return f"refuses() returns None or words, not {refused!r}"
+    if refused is None or (harness.needs_model and bench.base_url is None):
+        return None
+    async with bench.episode() as episode:
+        episode.offers = Offers(mcp_servers=(server,))
+        try:
+            await harness.run(episode)
+        except HarnessError:
+            return None
+        return "run() raises HarnessError for a task whose offers it refuses"
+
+
 _CHECKS: tuple[Callable[[_Bench], Awaitable[str | None]], ...] = (
     _names_itself,
     _ends_with_an_outcome,
@@ -150,6 +178,7 @@ _CHECKS: tuple[Callable[[_Bench], Awaitable[str | None]], ...] = (
     _passes_cancellation_on,
     _says_whose_failure_it_is,
     _refuses_to_run_without_its_needs,
+    _says_what_it_refuses,
 )
 
 

@@ -94,6 +94,10 @@ class Table:
             below.append(self.entry(f"{name}.{label if isinstance(label, str) else number}", one))
         return below
 
+    def but(self, name: str) -> dict[str, Any]:
+        """Return all of it as it stands there, without one field."""
+        return {key: value for key, value in self._data.items() if key != name}
+
     @property
     def empty(self) -> bool:
         """Whether nothing stands in it."""

@@ -123,7 +123,5 @@ def _metadata(root: Table) -> dict[str, Any]:
         "full_kill": full_kill,
         "key_inputs": key_inputs,
         "pass_threshold": 1.0 if threshold is None else float(threshold),
-        "metadata": {k: v for k, v in (root.raw("metadata") or {}).items() if k != "coldframe"}
-        if isinstance(root.raw("metadata"), dict)
-        else {},
+        "metadata": table.but("coldframe"),
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coldframe.client import AsyncSandboxClient
-from coldframe.harnesses.base import Episode, Outcome
+from coldframe.harnesses.base import Episode, Offers, Outcome
 from coldframe.harnesses.nop import NopHarness
 from coldframe.harnesses.react import ReactHarness
 from coldframe.harnesses.self_check import check_harness
@@ -70,6 +70,20 @@ class Blaming(NopHarness):
     needs_model = True
 
 
+class Choosy(NopHarness):
+    """Refuses every task, and runs all the same."""
+
+    def refuses(self, offers: Offers) -> str | None:
+        return "anything"
+
+
+class Careless(NopHarness):
+    """Refuses MCP servers, and runs all the same."""
+
+    def refuses(self, offers: Offers) -> str | None:
+        return "MCP servers" if offers.mcp_servers else None
+
+
 @pytest.mark.parametrize(
     ("harness", "rule"),
     [
@@ -79,6 +93,8 @@ class Blaming(NopHarness):
         (Presumptuous, "settings() is JSON"),
         (Blaming, "raises InferenceError"),
         (Blaming, "raises HarnessError"),
+        (Choosy, "refuses() returns None for a task that offers nothing"),
+        (Careless, "for a task whose offers it refuses"),
     ],
 )
 async def test_self_check_of_a_broken_harness_names_the_rule(
