@@ -23,6 +23,7 @@ from coldframe.protocol.errors import (
     FileError,
     RunError,
     SandboxStateError,
+    TaskError,
 )
 from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.protocol.network import NetworkPolicy
@@ -269,6 +270,12 @@ class Attempt:
         for place in LEFT_PLACES:
             await sandbox.files.mkdir(place, mode=0o777, owner=(0, 0))
         self.booted = await boot(sandbox, self.task.environment.healthcheck)
+        skills = self.task.offers.skills_dir
+        if skills is not None and not await sandbox.files.exists(skills):
+            raise TaskError(
+                f"{self.task.directory / 'task.toml'}: [environment] skills_dir = {skills!r} "
+                "is not in the image"
+            )
         if not all(step.verifier.separate for step in self.task.steps):
             self.programs = await integrity.programs(sandbox)
         self.initial = await self._fingerprint(sandbox, "identity.initial_state")

@@ -214,3 +214,18 @@ async def test_attempt_whose_task_is_never_healthy_has_no_agent_and_no_reward(
     assert trajectory.failure is not None
     assert (trajectory.failure.code, trajectory.failure.side) == ("unhealthy", "startup")
     assert (trajectory.steps, trajectory.rewards) == ((), None)
+
+
+@pytest.mark.root
+async def test_attempt_whose_skills_are_not_in_the_image_is_the_tasks_fault(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """Found by whatever runs it, so by `task check` too; the control's directory is there."""
+    toml = BASE + 'skills_dir = "{}"\n'
+    absent = await run_attempt(write_task(tmp_path, "a", toml=toml.format("/no/skills")))
+    there = await run_attempt(write_task(tmp_path, "b", toml=toml.format("/usr/share")))
+
+    assert absent.failure is not None
+    assert (absent.failure.code, absent.failure.side) == ("task_refused", "caller")
+    assert "/no/skills" in absent.failure.message
+    assert there.rewards == {"reward": 1.0}
