@@ -16,6 +16,7 @@ from pathlib import Path
 from coldframe.host.treewalk import Entry, identity, walk
 from coldframe.images.archives import is_archive, open_unpacked
 from coldframe.images.digest import describe
+from coldframe.images.modes import changed
 from coldframe.images.sources import Source
 from coldframe.images.trees import remove_tree
 from coldframe.images.unpack import copy_entry, entry_metadata
@@ -33,8 +34,8 @@ class Copy:
     """Absolute; a trailing slash says that it is a directory."""
     owner: tuple[int, int] | None = None
     """None: root, and of what is unpacked its own."""
-    mode: int | None = None
-    """For every file and directory that is copied; None: their own."""
+    mode: str | None = None
+    """Of --chmod, for every file and directory that is copied; None: their own."""
     files: tuple[tuple[str, bytes], ...] = ()
     """Names and contents of here-documents."""
     unpacks: bool = False
@@ -118,7 +119,7 @@ class LayerCopy:
         self, name: bytes, content: bytes, target: bytes, request: Copy, writer: TreeWriter
     ) -> None:
         uid, gid = request.owner or (0, 0)
-        mode = 0o644 if request.mode is None else request.mode
+        mode = 0o644 if request.mode is None else changed(0o644, request.mode)
         path = self._free(self._inside(name, target), request, writer)
         writer.file(path, Metadata(mode, uid, gid), write_bytes(content))
 
@@ -220,7 +221,7 @@ class LayerCopy:
 def _metadata(entry: Entry, request: Copy, *, own_ids: bool = False) -> Metadata:
     own = entry_metadata(entry)
     if request.mode is not None:
-        own = replace(own, mode=request.mode)
+        own = replace(own, mode=changed(entry.stat.st_mode, request.mode))
     if own_ids and request.owner is None:
         return own
     uid, gid = request.owner or (0, 0)

@@ -17,6 +17,7 @@ from coldframe.images.base import Image, ImageConfig
 from coldframe.images.configure import DEFAULT_SHELL, configure, user
 from coldframe.images.copying import Copy
 from coldframe.images.dockerfile import Instruction, parse_trigger
+from coldframe.images.modes import is_mode
 from coldframe.images.mounts import Mount, mounts
 from coldframe.images.sources import Context
 from coldframe.images.stages import Stage, Stages
@@ -284,13 +285,13 @@ def _refuse_remote(line: Instruction, source: str) -> None:
         )
 
 
-def _mode(line: Instruction, env: Mapping[str, str]) -> int | None:
+def _mode(line: Instruction, env: Mapping[str, str]) -> str | None:
     if "chmod" not in line.flags:
         return None
     text = expand(line.flags["chmod"], env, line.escape)
-    if not re.fullmatch(r"0?[0-7]{3,4}", text):
-        raise line.refuse(f"--chmod={text} is not supported; write it in octal (0755)")
-    return int(text, 8)
+    if not is_mode(text):
+        raise line.refuse(f"--chmod={text} is no mode; write 0755, +x or u=rwX,go=rX")
+    return text
 
 
 def absolute(path: str, workdir: str) -> str:

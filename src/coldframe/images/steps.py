@@ -241,7 +241,7 @@ class Steps:
             if files:
                 hidden.append((PLACE.encode(),))
                 for name, content in files:
-                    request = Copy((), f"/{PLACE}/", mode=0o755, files=((name, content),))
+                    request = Copy((), f"/{PLACE}/", mode="0755", files=((name, content),))
                     copy.copy(self.context, request)
             for mount, origin in run.mounts:
                 place = MergedView([tree, *roots]).resolve(os.fsencode(mount.target))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from coldframe.images.affixes import replaced, without_prefix, without_suffix
+
 _SPECIAL = "@*#?-$!"
 _DEEPEST = 50
+_LONGEST_CUT = 1 << 16
 
 
 class WordError(ValueError):
@@ -21,7 +24,8 @@ def expand(word: str, env: Mapping[str, str], escape: str = "\\", *, quotes: boo
         quotes: whether quotes mean something; in a here-document they do not.
 
     Knows `$name`, `${name}`, `${name:-word}`, `${name-word}`, `${name:+word}`,
-    `${name+word}`, `${name:?word}`, `${name?word}`. Unset variables are empty. Nothing is
+    `${name+word}`, `${name:?word}`, `${name?word}`, `${name#pattern}`, `##`, `%`, `%%`,
+    `${name/pattern/word}`, `//`. Unset variables are empty. Nothing is
     expanded in single quotes.
 
     Raises:
@@ -71,6 +75,7 @@ class _Reader:
     def __init__(self, source: str, env: Mapping[str, str], escape: str, quotes: bool) -> None:
         self._source, self._env, self._at = source, env, 0
         self._escape, self._quotes, self._depth = escape, quotes, 0
+        self._raw = False
         self._shown = repr(source[:80])
 
     def text(self, stop: str) -> str:
@@ -87,7 +92,7 @@ class _Reader:
             elif char == "$":
                 result += self._variable()
             elif char == self._escape:
-                result += self._source[self._at + 1 : self._at + 2]
+                result += "\\" * self._raw + self._source[self._at + 1 : self._at + 2]
                 self._at += 2
             else:
                 result += char
@@ -155,16 +160,13 @@ class _Reader:
             operator = self._source[self._at : self._at + 1]
         if not operator:
             raise WordError(f"{self._shown}: a brace is not closed")
+        if operator in "#%/" and not colon:
+            return self._cut(operator, self._env.get(name, ""))
         if operator not in "-+?":
             shown = ":" * colon + operator
-            raise WordError(f"{self._shown}: ${{{name}{shown}...}} is not supported yet")
+            raise WordError(f"{self._shown}: ${{{name}{shown}...}} is not supported")
         self._at += 1
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise WordError(f"braces are nested deeper than {_DEEPEST} levels")
-        word = self.text(stop="}")
-        self._depth -= 1
-        self._at += 1
+        word = self._until("}")
         value = self._env.get(name)
         there = value is not None and not (colon and value == "")
         if operator == "+":
@@ -173,6 +175,30 @@ class _Reader:
             return value
         if operator == "?":
             raise WordError(f"{name}: {word or 'is not set'}")
+        return word
+
+    def _cut(self, operator: str, value: str) -> str:
+        """Read what follows `#`, `%` or `/`, and return the value without or with it."""
+        if len(value) > _LONGEST_CUT:
+            raise WordError(f"{self._shown}: a value of {len(value)} characters is too long to cut")
+        doubled = self._source[self._at + 1 : self._at + 2] == operator
+        self._at += 1 + doubled
+        if operator == "/":
+            pattern = self._until("/", raw=True)
+            return replaced(value, pattern, self._until("}"), everywhere=doubled)
+        cut = without_prefix if operator == "#" else without_suffix
+        return cut(value, self._until("}", raw=True), longest=doubled)
+
+    def _until(self, stop: str, *, raw: bool = False) -> str:
+        """Read a word inside braces, and the character that ends it; `raw` keeps escapes."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise WordError(f"braces are nested deeper than {_DEEPEST} levels")
+        before, self._raw = self._raw, raw
+        word = self.text(stop)
+        self._raw = before
+        self._depth -= 1
+        self._at += 1
         return word
 
 

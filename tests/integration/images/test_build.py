@@ -265,7 +265,7 @@ async def test_owner_from_a_hostile_passwd_is_a_number_or_refused(
         ("COPY nothing /x", "3: 'nothing' is not in the build context"),
         ("COPY file/x /x", "3: 'file/x' is not in the build context"),
         ("COPY file", "3: COPY needs at least one source and a target"),
-        ("COPY --chmod=u+x file /x", "3: --chmod=u+x is not supported"),
+        ("COPY --chmod=rwx file /x", "3: --chmod=rwx is no mode; write 0755, +x or"),
         ("COPY --chown=a:b:c file /x", "3: 'a:b:c' is not USER or USER:GROUP"),
         ("ENV A", "3: ENV A has no value"),
         ("ENV A=1 B", "3: 'B': write NAME=VALUE"),

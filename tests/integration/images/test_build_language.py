@@ -187,7 +187,7 @@ async def test_here_documents_run_and_are_copied(bench: Bench) -> None:
         "ONE\n"
         "\t$V \\$V\n"
         "\tTWO\n"
-        "COPY --chmod=755 --chown=3 <<EOF /tool\n#!/bin/sh\necho tool\nEOF\n"
+        "COPY --chmod=+x --chown=3 <<EOF /tool\n#!/bin/sh\necho tool\nEOF\n"
         "RUN <<EOF\n"
         "cd /tmp\n"
         "# a comment, kept\n"

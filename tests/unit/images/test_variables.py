@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coldframe.images.variables import WordError, expand, split_words
 
-ENV = {"A": "one", "EMPTY": "", "A_1": "two"}
+ENV = {"A": "one", "EMPTY": "", "A_1": "two", "PATHS": "a:b.c:d.e", "STAR": "*/?"}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,12 @@ ENV = {"A": "one", "EMPTY": "", "A_1": "two"}
         ("${A:+yes}|${EMPTY:+yes}|${EMPTY+yes}|${NONE+yes}", "yes||yes|"),
         ("${NONE:-${A:+deep}}", "deep"),
         ("$1x", "x"),
+        ("${PATHS#*:}|${PATHS##*:}", "b.c:d.e|d.e"),
+        ("${PATHS%:*}|${PATHS%%:*}", "a:b.c|a"),
+        ("${PATHS%.?}|${PATHS#x}|${PATHS#}", "a:b.c:d|a:b.c:d.e|a:b.c:d.e"),
+        ("${PATHS/./-}|${PATHS//./$A}", "a:b-c:d.e|a:bonec:donee"),
+        ("${PATHS//*/x}|${PATHS//:/}|${NONE/a/b}", "x|ab.cd.e|"),
+        ("${STAR#\\*}|${STAR%%\\?}|${STAR/\\//_}", "/?|*/|*_?"),
     ],
 )
 def test_expand_follows_the_rules(word: str, result: str) -> None:
@@ -47,8 +53,11 @@ def test_expand_follows_the_rules(word: str, result: str) -> None:
         ("${A", "brace"),
         ("${A:-x", "brace"),
         ("${}", "without a name"),
-        ("${A%x}", "not supported yet"),
-        ("${A:1}", "not supported yet"),
+        ("${A^x}", "not supported"),
+        ("${A:1}", "not supported"),
+        ("${A%x", "brace"),
+        ("${A/x}", "brace"),
+        ("${A:-" * 60 + "}" * 60, "nested deeper than 50"),
         ("${NONE:?say so}", "NONE: say so"),
         ("${EMPTY:?}", "EMPTY: is not set"),
     ],
