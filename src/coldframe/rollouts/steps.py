@@ -169,8 +169,8 @@ class _Maker:
         The nearest image or tests/Dockerfile counts, and holds the tests itself. Without any it
         is a fresh sandbox like the agent's, to which the tests are uploaded.
         """
-        spec = verifier.environment or self.verifier.environment or self.environment
-        spec = replace(spec, mcp_servers=(), skills_dir=None)
+        named = verifier.environment or self.verifier.environment
+        spec = replace(named or self.environment, mcp_servers=(), skills_dir=None)
         nearest = [(self.verifier.environment, self.files.tests)]
         if files.own_tests is not None:
             nearest.insert(0, (verifier.environment, files.own_tests))
@@ -179,7 +179,15 @@ class _Maker:
             dockerfile = directory / "Dockerfile"
             if image is None and not dockerfile.is_file():
                 continue
-            return replace(spec, docker_image=image, dockerfile=dockerfile, context=directory), True
+            # What is asked of the agent's image means nothing to another one.
+            health = None if named is None else named.healthcheck
+            return replace(
+                spec,
+                docker_image=image,
+                dockerfile=dockerfile,
+                context=directory,
+                healthcheck=health,
+            ), True
         task = self.environment
         return replace(
             spec,

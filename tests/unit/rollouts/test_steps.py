@@ -243,3 +243,26 @@ def test_step_may_be_graded_apart_while_the_others_are_not(tmp_path: Path) -> No
     assert build.verifier.environment is not None
     assert build.verifier.environment.docker_image == "judge"
     assert build.verifier.tests == ()
+
+
+@pytest.mark.parametrize(
+    ("verifier", "files", "command"),
+    [
+        (SEPARATE, {}, "agents"),
+        (SEPARATE, {"tests/Dockerfile": "FROM a"}, None),
+        (OWN_IMAGE, {}, None),
+        (OWN_IMAGE + 'healthcheck = { command = "own" }\n', {}, "own"),
+    ],
+)
+def test_separate_verifier_is_asked_for_its_own_health(
+    tmp_path: Path, verifier: str, files: dict[str, str], command: str | None
+) -> None:
+    """A service that only the agent's image has would keep the verifier from ever starting."""
+    toml = BASE + 'healthcheck = { command = "agents" }\n' + verifier
+    base = {"instruction.md": "Do.", "tests/test.sh": "x"}
+    task = load_task(write_files(tmp_path / "one", {"task.toml": toml, **base, **files}))
+    environment = task.steps[0].verifier.environment
+
+    assert environment is not None
+    check = environment.healthcheck
+    assert (None if check is None else check.command) == command
