@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from coldframe.images.base import BuildStep, Image, Progress, RunStep, StepResult
-from coldframe.images.copying import Copy, LayerCopy, copy_digest
+from coldframe.images.copying import Copy, LayerCopy, copy_digest, copy_stamp
 from coldframe.images.indexes import PLACE, Settings, settings
 from coldframe.images.mounts import Mount
 from coldframe.images.plan import Origin, Planned, PlannedRun, line_named
@@ -105,16 +105,19 @@ class Steps:
         if step.copy.owner is not None:
             owner = await asyncio.to_thread(resolve_owner, MergedView(roots), step.copy.owner)
             request = replace(request, owner=owner)
+        stamp = await asyncio.to_thread(copy_stamp, source, request)
         content = await asyncio.to_thread(copy_digest, source, request)
 
         async def make() -> str:
-            return await asyncio.to_thread(self._copied, roots, source, request)
+            return await asyncio.to_thread(self._copied, roots, source, request, stamp)
 
         return await self._once(["coldframe-copy-1", image.layers, content], make)
 
-    def _copied(self, roots: list[Path], source: Source, request: Copy) -> str:
+    def _copied(self, roots: list[Path], source: Source, request: Copy, stamp: str) -> str:
         with self._tree() as tree:
             count = LayerCopy(tree, roots).copy(source, request)
+            if copy_stamp(source, request) != stamp:
+                raise ImageError("its sources were written to while they were copied; build again")
             self.progress(f"copied {count} {'entry' if count == 1 else 'entries'}")
             return self.store.add_layer(tree)
 

@@ -129,19 +129,24 @@ class ImageStore:
             raise ImageNotFoundError(how_to_get(name)) from None
 
     def _find(self, name_or_digest: str) -> ImageRecord:
+        """Return an image's record, through aliases if no image has the name."""
         if names.digest_of(name_or_digest) is not None:
             return self.inspect(name_or_digest)
         name, digest = names.reference(name_or_digest)
-        try:
-            return self.inspect(digest or name)
-        except ImageNotFoundError as missing:
-            target = self.aliases.target(f"{name}@sha256:{digest}" if digest else name)
+        full = f"{name}@sha256:{digest}" if digest else name
+        passed, wanted = [full], digest or name
+        while True:
+            with suppress(ImageNotFoundError):
+                return self.inspect(wanted)
+            target = self.aliases.target(passed[-1])
+            if target in passed:
+                raise ImageError(f"{full!r} is an alias that leads to itself: {target!r}")
             if target is None:
-                raise ImageNotFoundError(how_to_get(name, digest)) from missing
-        try:
-            return self.inspect(target)
-        except ImageNotFoundError as error:
-            raise ImageNotFoundError(f"{name!r} is an alias of {target!r}: {error}") from error
+                why = how_to_get(name, digest) if len(passed) == 1 else how_to_get(wanted)
+                via = f"{full!r} is an alias of {wanted!r}: " if len(passed) > 1 else ""
+                raise ImageNotFoundError(via + why)
+            passed.append(target)
+            wanted = target
 
     def list(self) -> tuple[ImageRecord, ...]:
         """Return every named image, in order of their names.

@@ -11,7 +11,10 @@ import pytest
 
 from coldframe.images.base import BuildStep, StepResult
 from coldframe.images.build import BuildOptions, build
+from coldframe.images.copying import Copy, copy_digest
+from coldframe.images.sources import Source
 from coldframe.images.store import ImageStore
+from coldframe.protocol.errors import DockerfileError
 from coldframe.protocol.network import NetworkPolicy
 from tests.integration.images.bench import Bench
 
@@ -79,6 +82,26 @@ async def test_change_of_times_and_owners_does_no_work(bench: Bench) -> None:
 
     assert again == first
     assert (_ran(bench), _copied(bench)) == (0, False)
+
+
+async def test_file_that_is_written_while_it_is_copied_is_not_remembered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept under the old content's digest would be found by it for ever."""
+    bench.write(file="old")
+
+    def slow_digest(source: Source, request: Copy) -> str:
+        found = copy_digest(source, request)
+        bench.write(file="new")
+        return found
+
+    monkeypatch.setattr("coldframe.images.steps.copy_digest", slow_digest)
+    with pytest.raises(DockerfileError, match="Dockerfile:2: its sources were written to while"):
+        await bench.build("FROM busybox\nCOPY file /f\n")
+    monkeypatch.undo()
+    bench.write(file="old")
+
+    assert bench.read(await bench.build("FROM busybox\nCOPY file /f\n"), "f") == "old"
 
 
 async def test_file_left_out_does_not_count(bench: Bench) -> None:

@@ -65,6 +65,20 @@ def test_alias_whose_target_is_missing_names_both(store: ImageStore) -> None:
         store.resolve("debian:12-slim")
 
 
+def test_alias_of_an_alias_is_followed_and_a_circle_is_told(store: ImageStore, mine: str) -> None:
+    """`alias base debian:12` leads on to what is built in."""
+    store.aliases.add("a", "b")
+    store.aliases.add("b", "c")
+    with pytest.raises(ImageNotFoundError, match=r"'a:latest' is an alias of 'c:latest': no image"):
+        store.resolve("a")
+    store.aliases.add("c", "mine:1")
+    assert store.resolve("a").digest == mine
+
+    store.aliases.add("c", "a")
+    with pytest.raises(ImageError, match="leads to itself"):
+        store.resolve("a")
+
+
 def test_missing_image_says_how_to_bootstrap_import_or_alias(store: ImageStore) -> None:
     """One clear error for the commonest failure of a public Dockerfile."""
     with pytest.raises(ImageNotFoundError) as caught:
