@@ -1,21 +1,87 @@
-"""Tell whether a file of a build context is an archive, and unpack it: what ADD does.
-
-By content alone, as Docker does: tar, plain or compressed with gzip, bzip2, xz or zstd.
-"""
+"""Open archives: tar, plain or compressed with gzip, bzip2, xz or zstd, as the content says."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import os
+import shutil
+import subprocess
 import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Protocol
 
 from coldframe.host.treewalk import Entry, open_file
-from coldframe.images.unpack import decompressed, unpack_tar
 from coldframe.protocol.errors import CapabilityError, ImageError
 
 _BLOCK = 512
+
+
+class Readable(Protocol):
+    """A stream of bytes, read once."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Readable]:
+    """Open an archive, decompressing as its first bytes say.
+
+    Raises:
+        ImageError: it cannot be opened, or the decompressor reports damage.
+        CapabilityError: it is zstd and there is no zstd program.
+    """
+    try:
+        file = path.open("rb", buffering=0)  # zstd reads the descriptor itself
+    except OSError as error:
+        raise ImageError(f"{path}: {error.strerror}") from error
+    with file, decompressed(file, str(path)) as stream:
+        yield stream
+
+
+@contextmanager
+def decompressed(file: IO[bytes], shown: str) -> Iterator[Readable]:
+    """Read an open, unbuffered file, decompressing as its first bytes say.
+
+    Raises:
+        ImageError: the decompressor reports damage.
+        CapabilityError: it is zstd and there is no zstd program.
+    """
+    magic = file.read(6)
+    file.seek(0)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        with _zstd(file, shown) as stream:
+            yield stream
+    elif magic.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=file) as stream:
+            yield stream
+    elif magic.startswith(b"\xfd7zXZ\x00"):
+        with lzma.LZMAFile(file) as stream:
+            yield stream
+    elif magic.startswith(b"BZh"):
+        with bz2.BZ2File(file) as stream:
+            yield stream
+    else:
+        yield file
+
+
+@contextmanager
+def _zstd(file: IO[bytes], shown: str) -> Iterator[IO[bytes]]:
+    if shutil.which("zstd") is None:
+        raise CapabilityError(f"{shown} is compressed with zstd; run: apt-get install zstd")
+    with subprocess.Popen(["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        except BaseException:
+            process.kill()
+            raise
+        if process.wait() != 0:
+            raise ImageError(f"{shown}: zstd reports that it is damaged")
 
 
 class _SeenEnough(Exception):
@@ -42,12 +108,3 @@ def is_archive(entry: Entry) -> bool:
             raise
         except (ImageError, tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error):
             return False
-
-
-def open_unpacked(entry: Entry, tree: Path, shown: str) -> None:
-    """Unpack an archive into an empty directory. Raises ImageError, StorageFullError."""
-    with (
-        os.fdopen(open_file(entry), "rb", buffering=0) as file,
-        decompressed(file, shown) as stream,
-    ):
-        unpack_tar(stream, tree, shown)

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coldframe.host.treewalk import Entry, identity, walk
-from coldframe.images.archives import is_archive, open_unpacked
+from coldframe.host.treewalk import Entry, identity, open_file, walk
+from coldframe.images.archives import decompressed, is_archive
 from coldframe.images.digest import describe
 from coldframe.images.modes import changed
 from coldframe.images.sources import Source
 from coldframe.images.trees import remove_tree
-from coldframe.images.unpack import copy_entry, entry_metadata
+from coldframe.images.unpack import copy_entry, entry_metadata, unpack_tar
 from coldframe.images.view import MergedView, Place
 from coldframe.images.writer import Metadata, TreeWriter, write_bytes
 from coldframe.protocol.errors import ImageError
@@ -155,7 +155,11 @@ class LayerCopy:
         scratch = self._tree.with_name("unpacked")
         scratch.mkdir(mode=0o755)
         try:
-            open_unpacked(entry, scratch, repr(path))
+            with (
+                os.fdopen(open_file(entry), "rb", buffering=0) as file,
+                decompressed(file, repr(path)) as stream,
+            ):
+                unpack_tar(stream, scratch, repr(path))
             entries = (one for one in walk(scratch) if one.path != b".")
             return self._copy_tree(entries, target, request, writer, own_ids=True)
         finally:

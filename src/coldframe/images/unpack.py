@@ -7,28 +7,26 @@ short or damaged in the middle is refused rather than half kept.
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import lzma
 import os
-import shutil
 import stat
-import subprocess
 import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, Self, cast
+from typing import IO, Self, cast
 
 from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.images import names
+from coldframe.images.archives import Readable, open_archive
 from coldframe.images.base import Image, ImageConfig, Progress, quiet
 from coldframe.images.digest import MAX_FILE, layer_xattrs
 from coldframe.images.store import ImageStore
 from coldframe.images.trees import NO_SPACE
 from coldframe.images.writer import BLOCK, Metadata, TreeWriter, copy_content, split, write_all
-from coldframe.protocol.errors import CapabilityError, ImageError
+from coldframe.protocol.errors import ImageError
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFAULT_CONFIG = ImageConfig(env=(("PATH", PATH),))
@@ -71,69 +69,6 @@ def import_image(
         progress("taking digests")
         layer = store.add_layer(tree)
     return store.tag(name, [layer], config)
-
-
-@contextmanager
-def open_archive(path: Path) -> Iterator[Readable]:
-    """Open an archive, decompressing as its first bytes say.
-
-    Raises:
-        ImageError: it cannot be opened, or the decompressor reports damage.
-        CapabilityError: it is zstd and there is no zstd program.
-    """
-    try:
-        file = path.open("rb", buffering=0)  # zstd reads the descriptor itself
-    except OSError as error:
-        raise ImageError(f"{path}: {error.strerror}") from error
-    with file, decompressed(file, str(path)) as stream:
-        yield stream
-
-
-@contextmanager
-def decompressed(file: IO[bytes], shown: str) -> Iterator[Readable]:
-    """Read an open, unbuffered file, decompressing as its first bytes say.
-
-    Raises:
-        ImageError: the decompressor reports damage.
-        CapabilityError: it is zstd and there is no zstd program.
-    """
-    magic = file.read(6)
-    file.seek(0)
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        with _zstd(file, shown) as stream:
-            yield stream
-    elif magic.startswith(b"\x1f\x8b"):
-        with gzip.GzipFile(fileobj=file) as stream:
-            yield stream
-    elif magic.startswith(b"\xfd7zXZ\x00"):
-        with lzma.LZMAFile(file) as stream:
-            yield stream
-    elif magic.startswith(b"BZh"):
-        with bz2.BZ2File(file) as stream:
-            yield stream
-    else:
-        yield file
-
-
-@contextmanager
-def _zstd(file: IO[bytes], shown: str) -> Iterator[IO[bytes]]:
-    if shutil.which("zstd") is None:
-        raise CapabilityError(f"{shown} is compressed with zstd; run: apt-get install zstd")
-    with subprocess.Popen(["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout
-        except BaseException:
-            process.kill()
-            raise
-        if process.wait() != 0:
-            raise ImageError(f"{shown}: zstd reports that it is damaged")
-
-
-class Readable(Protocol):
-    """A stream of bytes, read once."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 class _StrictInfo(tarfile.TarInfo):
@@ -191,7 +126,9 @@ def unpack_tar(stream: Readable, tree: Path, shown: str, progress: Progress = qu
             progress(f"unpacked {count} entries")
     except ImageError as error:
         raise ImageError(f"{shown}: {error}") from error
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the system; gzip and bzip2 complain without a number
         raise ImageError(f"{shown}: not a tar archive, or damaged ({error})") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import lzma
@@ -208,7 +209,7 @@ def _zstd(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-q"], input=data, check=True, capture_output=True).stdout
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress, _zstd])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress, bz2.compress, _zstd])
 def test_import_of_archive_cut_anywhere_is_refused(
     bring: Callable[..., Path],
     store: ImageStore,
@@ -241,6 +242,23 @@ def test_import_of_archive_damaged_in_the_middle_is_refused(
 
     with pytest.raises(ImageError, match=r"bad\.tar"):
         bring(archive)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress, _zstd])
+def test_import_of_archive_with_damaged_compression_is_refused(
+    bring: Callable[..., Path], tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    """Each library has an error of its own for it."""
+    members = [_member(f"f{index}", os.urandom(20_000)) for index in range(9)]
+    raw = bytearray(compress(_archive(tmp_path / "plain.tar", members).read_bytes()))
+    archive = tmp_path / "bad"
+    for at in (600, len(raw) // 2):
+        archive.write_bytes(
+            raw[:at] + bytes(~byte & 255 for byte in raw[at : at + 20]) + raw[at + 20 :]
+        )
+
+        with pytest.raises(ImageError, match="bad"):
+            bring(archive)
 
 
 @pytest.fixture
