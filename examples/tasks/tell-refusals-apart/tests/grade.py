@@ -56,7 +56,7 @@ class Servers:
             elif manner == "ends":
                 sock.close()
             elif manner == "ends late":
-                time.sleep(0.4)
+                time.sleep(0.2)
                 sock.close()
             elif manner == "resets":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

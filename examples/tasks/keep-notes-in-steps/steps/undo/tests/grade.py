@@ -69,8 +69,9 @@ def like_a_model(notes):
                     del there[number]
             told = f"{numbers[0]}-{numbers[-1]}" if kind == "import" and numbers else str(numbers[0]) if numbers else "none"
             notes.expect(["undo"], 0, f"{kind} {told}\n")
-        notes.expect(["list"], 0, "".join(f"{one}\n" for one in sorted(there)))
-        if there and turn % 5 == 0:
+        if turn % 3 == 0:
+            notes.expect(["list"], 0, "".join(f"{one}\n" for one in sorted(there)))
+        if there and turn % 6 == 0:
             number = rng.choice(sorted(there))
             notes.expect(["show", str(number)], 0, there[number])
 
