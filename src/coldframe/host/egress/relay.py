@@ -143,7 +143,7 @@ class Direction:
         self._metered, self._count = metered, count
         self._loop = asyncio.get_running_loop()
         self._pipe: tuple[int, int] | None = None
-        self._held = 0
+        self._held = self._moved = 0
         self._copied = b""
         """What is held without a pipe."""
         self._timer: asyncio.Handle | None = None
@@ -188,10 +188,13 @@ class Direction:
                 self._loop.remove_writer(self._target_fd)
 
     def pump(self) -> None:
-        """Carry what can be carried now, one chunk at most."""
+        """Carry what can be carried now, a chunk or little more."""
+        enough = self._moved + _CHUNK
         try:
-            if self.ended.done() or not self._turn() or not self._turn():
-                return
+            # Little is followed by nothing, mostly: to find that out now saves a turn of the loop.
+            while self._held or self._moved < enough:
+                if self.ended.done() or not self._turn():
+                    return
         except OSError as error:
             if not self.ended.done():
                 self.ended.set_exception(error)
@@ -245,6 +248,7 @@ class Direction:
         if not self._held:
             self._finish()
             return False
+        self._moved += self._held
         self._metered.meter.spend(self._held)
         self._count(self._held)
         return True
