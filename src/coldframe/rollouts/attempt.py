@@ -269,7 +269,9 @@ class Attempt:
             )
         for place in LEFT_PLACES:
             await sandbox.files.mkdir(place, mode=0o777, owner=(0, 0))
-        self.booted = await boot(sandbox, self.task.environment.healthcheck)
+        self.booted = await boot(
+            sandbox, self.task.environment.healthcheck, start_cmd=self.task.start_cmd
+        )
         skills = self.task.offers.skills_dir
         if skills is not None and not await sandbox.files.exists(skills):
             raise TaskError(

@@ -1,9 +1,10 @@
 """Start what an image starts, and wait until the sandbox is healthy.
 
-The image's ENTRYPOINT with its CMD runs as a process of the sandbox: as the image's user, in its
-working directory, without stdin. It is not pid 1, so it may stay in the foreground or leave
-daemons behind and end; a container would end with it, a sandbox does not. It belongs to no phase:
-it lives until the sandbox is deleted or a task demands that everything be killed.
+The image's ENTRYPOINT runs as a process of the sandbox: as the image's user, in its working
+directory, without stdin. It is not pid 1, so it may stay in the foreground or leave daemons
+behind and end; a container would end with it, a sandbox does not. It belongs to no phase: it lives
+until the sandbox is deleted or a task demands that everything be killed. CMD is for tasks that ask
+for it (docs/adr/0044-cmd-is-not-started.md).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ BOOT_S = 600.0
 beside what a healthcheck may take. No other phase's time covers either."""
 SETTLE_S = 0.5
 """Without a healthcheck: how long an entry point may take to fail, or to leave its daemons."""
+IDLE = ("sh", "-c", "sleep infinity")
+"""What task images are started with in the place of their CMD."""
 _INTERACTIVE = re.compile(
     r"(ba|da|a|k|z|fi)?sh|(python|pypy|node|ruby|perl|php|lua|R|julia)[0-9.]*"
     r"|irb|iex|ghci|jshell|psql|sqlite3"
@@ -82,12 +85,18 @@ class Booted:
     """None: nobody says how to ask."""
 
 
-def entry_point(entrypoint: Sequence[str], cmd: Sequence[str]) -> tuple[str, ...]:
-    """Return what is started: ENTRYPOINT with CMD, as a container would.
+def entry_point(
+    entrypoint: Sequence[str], cmd: Sequence[str], *, start_cmd: bool = False
+) -> tuple[str, ...]:
+    """Return what is started.
 
-    A CMD alone that is but a shell or an interpreter waits for somebody to type. There is
-    nobody, so it is left out: most base images have one.
+    Args:
+        start_cmd: ENTRYPOINT with CMD, as a container would; but a CMD alone that is only a
+            shell or an interpreter waits for somebody to type, and is left out. Otherwise
+            ENTRYPOINT alone, with a command that idles in the place of CMD.
     """
+    if not start_cmd:
+        return (*entrypoint, *IDLE) if entrypoint else ()
     if not entrypoint and _is_interactive(cmd):
         return ()
     return (*entrypoint, *cmd)
@@ -117,18 +126,21 @@ def of_image(check: ImageHealthcheck) -> Healthcheck:
     )
 
 
-async def boot(sandbox: AsyncSandbox, check: Healthcheck | None) -> Booted:
+async def boot(
+    sandbox: AsyncSandbox, check: Healthcheck | None, *, start_cmd: bool = False
+) -> Booted:
     """Start the image's entry point and wait until the sandbox is healthy.
 
     Args:
         check: the task's; None: the image's, if it has one.
+        start_cmd: see `entry_point`.
     Raises:
         EntryPointError: it was not started, or ended with anything but exit code 0.
         UnhealthyError: the healthcheck failed as often as it may.
         SandboxGoneError and other ColdframeErrors: the platform failed.
     """
     image = sandbox.info.image_start
-    command = entry_point(image.entrypoint, image.cmd)
+    command = entry_point(image.entrypoint, image.cmd, start_cmd=start_cmd)
     if check is None and image.healthcheck is not None:
         check = of_image(image.healthcheck)
     if not command:

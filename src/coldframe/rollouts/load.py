@@ -113,7 +113,7 @@ def _metadata(root: Table) -> dict[str, Any]:
     table = root.table("metadata")
     own = table.table("coldframe")
     threshold = own.take("pass_threshold", is_number, "a number")
-    full_kill = own.flag("full_kill")
+    full_kill, start_cmd = own.flag("full_kill"), own.flag("start_cmd")
     key_inputs = own.texts("key_inputs")
     for path in key_inputs:
         if not path.startswith("/") or ".." in path.split("/"):
@@ -121,6 +121,7 @@ def _metadata(root: Table) -> dict[str, Any]:
     own.close()
     return {
         "full_kill": full_kill,
+        "start_cmd": start_cmd,
         "key_inputs": key_inputs,
         "pass_threshold": 1.0 if threshold is None else float(threshold),
         "metadata": table.but("coldframe"),

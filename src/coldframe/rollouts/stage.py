@@ -316,7 +316,7 @@ class Stage:
         async with attempt.fresh_sandbox(spec.environment, lease_s, spec.network) as sandbox:
             await self._begin(sandbox)
             async with boot_time(boot_s(spec.environment.healthcheck)):
-                await boot(sandbox, spec.environment.healthcheck)
+                await boot(sandbox, spec.environment.healthcheck, start_cmd=attempt.task.start_cmd)
             await cargo.place(sandbox)
             yield sandbox
 

@@ -185,6 +185,8 @@ class Task:
     """How the rewards of several steps become those of the task."""
     solution_env: Mapping[str, str] = field(default_factory=dict)
     full_kill: bool = False
+    start_cmd: bool = False
+    """Start the images' CMD too, which otherwise is not."""
     key_inputs: tuple[str, ...] = ()
     """Paths that no verifier changes: if one is changed while it runs, its verdict is void."""
     pass_threshold: float = 1.0

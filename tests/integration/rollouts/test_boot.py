@@ -61,11 +61,18 @@ def tagged(image_store: ImageStore, debian_image: Image, tmp_path: Path) -> Iter
         (("bash",), (), ("bash",)),
     ],
 )
-def test_entry_point_is_what_a_container_would_start_but_no_idle_shell(
+def test_entry_point_with_cmd_is_what_a_container_would_start_but_no_idle_shell(
     entrypoint: tuple[str, ...], cmd: tuple[str, ...], started: tuple[str, ...]
 ) -> None:
     """Every base image has a shell as CMD; starting it changes the initial state for nothing."""
-    assert entry_point(entrypoint, cmd) == started
+    assert entry_point(entrypoint, cmd, start_cmd=True) == started
+
+
+@pytest.mark.parametrize("cmd", [(), ("bash",), ("python3", "app.py"), ("sleep", "infinity")])
+def test_entry_point_without_cmd_idles_in_its_place(cmd: tuple[str, ...]) -> None:
+    """A CMD that is the very program to repair must neither fail the start nor take its port."""
+    assert entry_point((), cmd) == ()
+    assert entry_point(("/start",), cmd) == ("/start", "sh", "-c", "sleep infinity")
 
 
 @pytest.mark.root
@@ -80,7 +87,7 @@ async def test_entry_point_in_the_foreground_serves_until_the_sandbox_ends(
         listed = await sandbox.processes()
         ports = await sandbox.listening_ports()
 
-    assert booted.command == ("python3", "-c", SERVER)
+    assert booted.command[:3] == ("python3", "-c", SERVER)
     assert [one.operation_id for one in listed] == [booted.operation_id]
     assert ports == (8123,)
     assert booted.health is not None
@@ -99,6 +106,23 @@ async def test_entry_point_that_leaves_a_daemon_and_ends_is_healthy(
         await boot(sandbox, ASKED)
 
         assert await sandbox.listening_ports() == (8123,)
+
+
+@pytest.mark.root
+async def test_cmd_is_started_for_a_task_that_asks_for_it_and_for_no_other(
+    tagged: Tagged, run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """As a container would, or as the format has it: two ways, and the task says which."""
+    image = tagged(cmd=("python3", "-c", SERVER), workdir="/tmp")
+    toml = BASE.replace("debian:bookworm", image)
+    asks = f"#!/bin/sh\n{ASKED.command} && echo 1 > /logs/verifier/reward.txt\n"
+    silent = asks.replace("&&", "||")
+    started = toml + "[metadata.coldframe]\nstart_cmd = true\n"
+
+    with_it = await run_attempt(write_task(tmp_path, "a", toml=started, tests__test_sh=asks))
+    without = await run_attempt(write_task(tmp_path, "b", toml=toml, tests__test_sh=silent))
+
+    assert (with_it.rewards, without.rewards) == ({"reward": 1.0}, {"reward": 1.0})
 
 
 @pytest.mark.root

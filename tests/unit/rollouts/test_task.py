@@ -32,6 +32,7 @@ keywords = ["a"]
 anything = { goes = 1 }
 [metadata.coldframe]
 full_kill = true
+start_cmd = true
 pass_threshold = 0.5
 [agent]
 timeout_sec = 12
@@ -106,7 +107,7 @@ def test_task_with_every_honoured_field_loads_their_values(tmp_path: Path) -> No
         Artifact("/srv/log", "log", ("*.tmp",)),
     )
     assert task.solution_env == {"B": "2"}
-    assert (task.full_kill, task.pass_threshold) == (True, 0.5)
+    assert (task.full_kill, task.start_cmd, task.pass_threshold) == (True, True, 0.5)
     assert (environment.cpus, environment.memory_mb, environment.storage_mb) == (2.0, 2048, 100)
     assert (environment.workdir, environment.env) == ("/srv", {"A": "1"})
     assert (environment.network_declared, environment.network.empty) == ("no-network", True)
