@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldframe.host.egress.presets import npm_options, pip_options
+from coldframe.host.egress.presets import npm_options, pip_options, preset_rules
 from coldframe.images.bootstrap import without_passwords
 from coldframe.images.sources import read_small
 from coldframe.protocol.network import NetworkPolicy
@@ -52,6 +52,7 @@ def settings(policy: NetworkPolicy) -> Settings:
         return Settings()
     env: dict[str, str] = {}
     files: list[tuple[str, bytes]] = []
+    preset_rules(policy.presets)  # asks every tool at once; the policy will want them as well
     options = pip_options()
     trusted = _trusted(options)
     if trusted is not None:

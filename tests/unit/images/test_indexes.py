@@ -28,6 +28,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(
         indexes, "npm_options", lambda: {"registry": "https://user:secret@registry.example/"}
     )
+    monkeypatch.setattr(indexes, "preset_rules", lambda _: ())
     monkeypatch.setenv("SSL_CERT_FILE", "/none")
     return bundle
 

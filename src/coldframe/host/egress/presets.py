@@ -7,13 +7,16 @@ they do for them. A tool that is not installed has no rules.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -29,26 +32,35 @@ _PIP_DEFAULTS = (
     "print(json.dumps([i.simple_url, 'https://' + i.file_storage_domain]))"
 )
 _kept: dict[Preset, tuple[float, tuple[NetworkRule, ...]]] = {}
+_answers: dict[tuple[str, ...], tuple[float, str]] = {}
+_asking: dict[tuple[str, ...], threading.Lock] = {}
+_guard = threading.Lock()
 
 
 def preset_rules(presets: Iterable[Preset]) -> tuple[NetworkRule, ...]:
     """Return the rules of presets. Blocks while tools are asked; answers are kept for minutes."""
-    found: dict[NetworkRule, None] = {}
-    for preset in presets:
-        known = _kept.get(preset)
-        if known is None or known[0] < time.monotonic():
-            known = (time.monotonic() + _KEPT_S, tuple(_rules(_ADDRESSES[preset]())))
-            _kept[preset] = known
-        found.update(dict.fromkeys(known[1]))
-    return tuple(found)
+    with ThreadPoolExecutor(len(_ADDRESSES)) as threads:  # each tool takes a second to begin
+        found = list(threads.map(_rules_of, presets))
+    return _joined(found)
+
+
+def _rules_of(preset: Preset) -> tuple[NetworkRule, ...]:
+    known = _kept.get(preset)
+    if known is None or known[0] < time.monotonic():
+        known = (time.monotonic() + _KEPT_S, tuple(_rules(_ADDRESSES[preset]())))
+        _kept[preset] = known
+    return known[1]
 
 
 def cached_preset_rules(presets: Iterable[Preset]) -> tuple[NetworkRule, ...] | None:
     """Return the rules if no tool needs to be asked, else None."""
     now = time.monotonic()
-    if all(preset in _kept and _kept[preset][0] > now for preset in presets):
-        return preset_rules(presets)
-    return None
+    known = [_kept.get(preset, (0.0, ())) for preset in presets]
+    return _joined(rules for _, rules in known) if all(until > now for until, _ in known) else None
+
+
+def _joined(found: Iterable[tuple[NetworkRule, ...]]) -> tuple[NetworkRule, ...]:
+    return tuple(dict.fromkeys(rule for rules in found for rule in rules))
 
 
 def _rules(urls: Iterable[str]) -> Iterator[NetworkRule]:
@@ -77,7 +89,17 @@ def _private(host: str, port: int) -> Iterator[NetworkRule]:
 
 
 def _ask(*command: str) -> str:
-    """Return what a tool says; nothing when it fails or is not there."""
+    """Return what a tool says; nothing when it fails or is not there. Kept for minutes."""
+    with _guard:
+        lock = _asking.setdefault(command, threading.Lock())
+    with lock:
+        known = _answers.get(command)
+        if known is None or known[0] < time.monotonic():
+            known = _answers[command] = (time.monotonic() + _KEPT_S, _say(*command))
+        return known[1]
+
+
+def _say(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -95,8 +117,8 @@ def _apt() -> Iterator[str]:
 
 def pip_options() -> dict[str, list[str]]:
     """Return pip's settings on this machine, the words of each by its name. Blocks."""
-    pip = (sys.executable, "-m", "pip") if _ask(sys.executable, "-m", "pip", "--version") else None
-    settings = _ask(*(pip or ("pip",)), "config", "list")
+    pip = (sys.executable, "-m", "pip") if importlib.util.find_spec("pip") else ("pip",)
+    settings = _ask(*pip, "config", "list")
     named: dict[str, list[str]] = {}
     for line in sorted(settings.splitlines(), key=_is_of_environment):
         key, _, value = line.partition("=")
@@ -106,8 +128,10 @@ def pip_options() -> dict[str, list[str]]:
 
 
 def _pip() -> Iterator[str]:
-    named = {option: urls for option, urls in pip_options().items() if option in _PIP_OPTIONS}
-    index, *files = _pip_defaults()
+    with ThreadPoolExecutor(1) as thread:
+        defaults = thread.submit(_pip_defaults)
+        named = {option: urls for option, urls in pip_options().items() if option in _PIP_OPTIONS}
+    index, *files = defaults.result()
     yield from named.pop("index-url", [index])
     yield from files
     for urls in named.values():
