@@ -9,7 +9,7 @@
 #include "spawner.h"
 
 #define RECEIVE_MAX (4 + MAX_FRAME + (64u << 10))
-#define FDS_MAX 256u
+#define BATCHES_MAX 16u
 #define READS_PER_TURN 16u
 /* Above this the node does not keep up: no further requests until it has read. */
 #define UNSENT_MAX (16u << 20)
@@ -23,6 +23,13 @@ struct unsent {
 	uint8_t data[];
 };
 
+/* Descriptors that came with the first byte of one frame. */
+struct batch {
+	bool lost; /* there was no room for them in this process */
+	unsigned count;
+	int fds[MAX_DESCRIPTORS];
+};
+
 /* Most pages of these are never touched. */
 static uint8_t in[RECEIVE_MAX + 1]; /* one for a terminator */
 static uint8_t out[4 + MAX_FRAME];
@@ -34,8 +41,8 @@ static struct {
 	int client; /* pidfd */
 	struct source client_source;
 	size_t have;
-	int fds[FDS_MAX];
-	unsigned fd_count;
+	struct batch batches[BATCHES_MAX]; /* of frames that are not complete yet */
+	unsigned batch_count;
 	struct builder builder;
 	struct unsent *first, **last;
 	size_t unsent_bytes;
@@ -52,6 +59,12 @@ static void arm(void)
 	loop_add(connection.fd, &connection.source, events);
 }
 
+static void close_batch(struct batch *batch)
+{
+	while (batch->count)
+		close_quietly(&batch->fds[--batch->count]);
+}
+
 static void lose(void)
 {
 	if (!connection.alive)
@@ -62,9 +75,8 @@ static void lose(void)
 	if (connection.client >= 0)
 		loop_remove(connection.client);
 	close_quietly(&connection.client);
-	for (unsigned i = 0; i < connection.fd_count; i++)
-		close(connection.fds[i]);
-	connection.fd_count = 0;
+	while (connection.batch_count)
+		close_batch(&connection.batches[--connection.batch_count]);
 	while (connection.first) {
 		struct unsent *unsent = connection.first;
 
@@ -218,6 +230,9 @@ static void flush(void)
 #pragma GCC diagnostic ignored "-Wsign-conversion"
 static int take_descriptors(struct msghdr *message)
 {
+	/* One read brings the descriptors of one frame at most: the last that begins in it. */
+	struct batch batch = {.lost = message->msg_flags & MSG_CTRUNC};
+
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
 	     header = CMSG_NXTHDR(message, header)) {
 		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -228,17 +243,43 @@ static int take_descriptors(struct msghdr *message)
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
-			if (connection.fd_count == FDS_MAX)
+			if (batch.count == MAX_DESCRIPTORS)
 				close(fd);
 			else
-				connection.fds[connection.fd_count++] = fd;
+				batch.fds[batch.count++] = fd;
 		}
 	}
-	/* Some were lost: which frames they belonged to cannot be known. */
-	return message->msg_flags & MSG_CTRUNC || connection.fd_count == FDS_MAX ? -EPROTO : 0;
+	if (batch.lost)
+		close_batch(&batch);
+	else if (!batch.count)
+		return 0;
+	if (connection.batch_count == BATCHES_MAX) {
+		close_batch(&batch);
+		return -EPROTO;
+	}
+	connection.batches[connection.batch_count++] = batch;
+	return 0;
 }
 
 #pragma GCC diagnostic pop
+
+/* The descriptors of the frame that comes next. Returns 0, or -EPROTO: they are not as many. */
+static int next_batch(unsigned wanted, struct batch *batch)
+{
+	*batch = (struct batch){.count = 0};
+	if (!wanted)
+		return 0;
+	if (!connection.batch_count)
+		return -EPROTO;
+	*batch = connection.batches[0];
+	connection.batch_count--;
+	memmove(connection.batches, connection.batches + 1,
+		connection.batch_count * sizeof(*batch));
+	if (batch->lost || batch->count == wanted)
+		return 0;
+	close_batch(batch);
+	return -EPROTO;
+}
 
 /* Handle the frames that are complete. */
 static int handle_frames(void)
@@ -247,7 +288,7 @@ static int handle_frames(void)
 
 	while (connection.alive && !connection.paused) {
 		struct frame frame;
-		int fds[MAX_DESCRIPTORS];
+		struct batch batch;
 		ssize_t len = frame_parse(in + at, connection.have - at, &frame);
 		int error;
 
@@ -255,17 +296,16 @@ static int handle_frames(void)
 			return (int)len;
 		if (len == 0)
 			break;
-		if (frame.descriptors > connection.fd_count)
-			return -EPROTO;
-		memcpy(fds, connection.fds, frame.descriptors * sizeof(int));
-		connection.fd_count -= frame.descriptors;
-		memmove(connection.fds, connection.fds + frame.descriptors,
-			connection.fd_count * sizeof(int));
+		error = next_batch(frame.descriptors, &batch);
+		if (error)
+			return error;
 		at += (size_t)len;
-		error = request_handle(&frame, fds);
-		for (unsigned i = 0; i < frame.descriptors; i++)
-			if (fds[i] >= 0)
-				close(fds[i]);
+		if (batch.lost)
+			answer_error(frame.request, EMFILE, "descriptors",
+				     "the worker has none left");
+		else
+			error = request_handle(&frame, batch.fds);
+		close_batch(&batch);
 		if (error)
 			return error;
 	}
@@ -280,7 +320,7 @@ static int receive(void)
 {
 	union {
 		struct cmsghdr header;
-		char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+		char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
 	} control;
 	struct iovec part = {
 		.iov_base = in + connection.have,

@@ -454,7 +454,8 @@ static void tell_started(struct exec *exec)
 	uint64_t numbers[] = {(uint64_t)host, (uint64_t)exec->pid};
 
 	build_u64s(b, TAG_STARTED_NUMBERS, numbers, ARRAY_LEN(numbers));
-	if (exec->pty)
+	/* A terminal that has hung up already is no more: its last holder was fast. */
+	if (exec->pty && exec->out.fd >= 0)
 		build_fd(b, TAG_PTY_FD, exec->out.fd);
 	answer_send(b);
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
+from coldframe.host.spawner import SpawnerFault
 from coldframe.protocol.errors import CapacityError, Execution
 from tests.fixtures.descriptors import room_for
 from tests.fixtures.native import Native
@@ -63,7 +67,7 @@ async def test_terminal_without_room_says_that_the_command_was_executed(native: 
     before = count()
     with room_for(0):
         execution = native.start(
-            sandbox, "/bin/sh", "-c", "echo on; exit 3", pty=(24, 80), want_started=True
+            sandbox, "/bin/sh", "-c", "sleep 0.3; echo on; exit 3", pty=(24, 80), want_started=True
         )
         assert execution.started is not None
         with pytest.raises(CapacityError, match="terminal") as caught:
@@ -88,3 +92,28 @@ async def test_output_without_room_can_be_asked_for_again(native: Native) -> Non
     assert progress.stdout_total == 6
     os.close(spools.stdout_fd)
     os.close(spools.stderr_fd)
+
+
+async def test_worker_without_room_refuses_a_request_and_lives(native: Native) -> None:
+    """Its other sandboxes need no descriptor to go on; a request that brings some is not done."""
+    sandbox = await native.create()
+    waiting = native.start(sandbox, "/bin/sleep", "1000", want_started=True)
+    assert waiting.started is not None
+    await waiting.started
+    (pid,) = native.spawner.pids
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    reading, writing = os.pipe()
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(SpawnerFault) as caught:
+            await native.run(sandbox, "cat", stdin=reading)
+        assert (caught.value.errno, caught.value.stage) == (errno.EMFILE, "descriptors")
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        os.close(reading)
+        os.close(writing)
+
+    assert native.lost == []
+    assert await native.spawner.signal(waiting, signal.SIGTERM) == 1
+    assert (await waiting.ended).code == signal.SIGTERM
+    assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"

@@ -428,6 +428,23 @@ async def test_pty_is_a_controlling_terminal_of_the_given_size(native: Native) -
     assert b"crw--w----    1 1000     5 " in end.stdout.data
 
 
+async def test_terminal_that_hangs_up_at_once_costs_nobody_anything(native: Native) -> None:
+    """Its command is through before its start is told; the worker died of that with all of it."""
+    sandbox = await native.create()
+
+    async def one() -> bytes | None:
+        execution = native.start(sandbox, "/bin/echo", "on", pty=(24, 80), want_started=True)
+        assert execution.started is not None
+        started = await execution.started
+        if started.pty_fd is not None:
+            os.close(started.pty_fd)
+        return (await execution.ended).stdout.data
+
+    for _ in range(25):
+        assert await asyncio.gather(*(one() for _ in range(8))) == [b"on\r\n"] * 8
+    assert native.lost == []
+
+
 async def test_concurrent_sleeps_run_side_by_side(native: Native) -> None:
     """Eight commands in one sandbox must not queue behind each other."""
     sandbox = await native.create()
