@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from coldframe.images.configure import bounded
 from coldframe.images.dockerfile import Instruction
 from coldframe.images.variables import WordError, expand, split_words
 
@@ -75,3 +76,4 @@ class Arguments:
                 self.values[name] = expand(default, seen, line.escape)
             elif name in self._outer:
                 self.values[name] = self._outer[name]
+        bounded(self.values)

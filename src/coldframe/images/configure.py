@@ -11,6 +11,10 @@ from coldframe.images.base import Healthcheck, ImageConfig
 from coldframe.images.dockerfile import Instruction, json_words, parse_trigger
 from coldframe.images.variables import WordError, expand, split_words
 
+_MOST_NAMES = 4096
+_MOST_PAIRS = 1 << 20
+"""Characters; the kernel gives a program 2 MiB of arguments and environment at most."""
+
 DEFAULT_SHELL = ("/bin/sh", "-c")
 _PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?", re.I)
 _USER = re.compile(r"[^\s:]+(:[^\s:]+)?")
@@ -50,12 +54,22 @@ def user(text: str) -> str:
 def _env(config: ImageConfig, line: Instruction, env: Mapping[str, str]) -> ImageConfig:
     # All values are those from before the line.
     changed = dict(_pairs(line, env))
-    return replace(config, env=tuple({**dict(config.env), **changed}.items()))
+    return replace(config, env=bounded({**dict(config.env), **changed}))
 
 
 def _label(config: ImageConfig, line: Instruction, env: Mapping[str, str]) -> ImageConfig:
     changed = dict(_pairs(line, env))
-    return replace(config, labels=tuple({**dict(config.labels), **changed}.items()))
+    return replace(config, labels=bounded({**dict(config.labels), **changed}))
+
+
+def bounded(pairs: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs. Raises WordError when they are more than a program can be given."""
+    if len(pairs) > _MOST_NAMES:
+        raise WordError(f"more than {_MOST_NAMES} names")
+    size = sum(len(name) + len(value) for name, value in pairs.items())
+    if size > _MOST_PAIRS:
+        raise WordError(f"all values together have {size} characters; {_MOST_PAIRS} are the most")
+    return tuple(pairs.items())
 
 
 def _pairs(line: Instruction, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -121,7 +135,7 @@ def _volume(config: ImageConfig, line: Instruction, env: Mapping[str, str]) -> I
 def _stop_signal(config: ImageConfig, line: Instruction, env: Mapping[str, str]) -> ImageConfig:
     text = expand(line.value, env, line.escape)
     name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
-    known = text.isascii() and text.isdigit() and 1 <= int(text) <= signal.SIGRTMAX
+    known = re.fullmatch(r"[0-9]{1,2}", text) and 1 <= int(text) <= signal.SIGRTMAX
     if not known and name not in signal.Signals.__members__:
         raise WordError(f"{text!r} is no signal: write a name (SIGTERM) or a number")
     return replace(config, stop_signal=text if known else name)

@@ -28,6 +28,7 @@ _JSON = ("ADD", "CMD", "COPY", "ENTRYPOINT", "RUN", "SHELL", "VOLUME")
 _NOT_TRIGGERED = ("FROM", "ONBUILD", "MAINTAINER")
 _FLAG = re.compile(r"--([a-zA-Z][a-zA-Z0-9-]*)(?:=((?:\"[^\"]*\"|'[^']*'|[^\s\"'])*))?(?:\s+|$)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_INSTRUCTIONS = 1000
 _MAX_BYTES = 1 << 20
 
 
@@ -70,6 +71,10 @@ def parse(text: str, shown: str) -> tuple[Instruction, ...]:
     instructions = tuple(
         _instruction(f"{shown}:{line.number}", line, whole.escape) for line in whole.lines
     )
+    if len(instructions) > _MOST_INSTRUCTIONS:
+        raise instructions[_MOST_INSTRUCTIONS].refuse(
+            f"more than {_MOST_INSTRUCTIONS} instructions; build on an image that holds a part"
+        )
     if not instructions:
         raise DockerfileError(f"{shown}:1: the file holds no instruction; begin with FROM")
     first = next((one for one in instructions if one.keyword != "ARG"), None)

@@ -34,6 +34,7 @@ from coldframe.protocol.errors import (
 
 SCRATCH = Image("scratch", "", (), DEFAULT_CONFIG)
 _LONGEST = 4095
+_MOST_HELD = 1 << 24
 _REMOTE = re.compile(r"(https?|ftp|git|ssh)://|git@|[^/]+\.git(#|$)", re.I)
 
 Origin = Image | int | None
@@ -98,6 +99,7 @@ class Planner:
         self._store, self._context = store, context
         self._stages, self._given = stages, given
         self._planned: dict[int, PlannedStage] = {}
+        self._held = 0
 
     def plan(self, stage: Stage) -> PlannedStage:
         """Plan a stage; those that it needs are planned.
@@ -136,6 +138,12 @@ class Planner:
         if reference.isascii() and reference.isdigit():
             raise line.refuse(f"--from={reference}: there is no such stage before this one")
         return self.resolve(line, reference)
+
+    def hold(self, size: int) -> None:
+        """Count what here-documents become. Raises WordError when it is too much to hold."""
+        self._held += size
+        if self._held > _MOST_HELD:
+            raise WordError(f"all here-documents together become more than {_MOST_HELD} characters")
 
     def scope(self, inherited: Mapping[str, str]) -> Arguments:
         """Begin a stage's arguments."""
@@ -191,6 +199,7 @@ class _StagePlanner:
             text = heredoc.content
             if heredoc.expands:
                 text = expand(text, env, line.escape, quotes=False)
+            self._planner.hold(len(text))
             files.append((heredoc.name, text.encode("utf-8", "surrogateescape")))
             words = _without_heredoc(words)
         expanded = [expand(word, env, line.escape) for word in words]

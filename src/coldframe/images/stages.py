@@ -41,7 +41,7 @@ class Stages:
         for stage in reversed(self.stages[:before]):
             if stage.name == reference.lower():
                 return stage.index
-        number = int(reference) if reference.isascii() and reference.isdigit() else before
+        number = int(reference) if re.fullmatch(r"[0-9]{1,4}", reference) else before
         return number if number < before else None
 
     def needed(self, target: str | None) -> tuple[int, ...]:

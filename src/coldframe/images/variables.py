@@ -10,6 +10,10 @@ from coldframe.images.affixes import replaced, without_prefix, without_suffix
 _SPECIAL = "@*#?-$!"
 _DEEPEST = 50
 _LONGEST_CUT = 1 << 16
+MOST_TEXT = 1 << 17
+"""Characters that a word may become: what one argument or variable can hold on Linux."""
+
+_MOST_DOCUMENT = 1 << 20
 
 
 class WordError(ValueError):
@@ -76,6 +80,7 @@ class _Reader:
         self._source, self._env, self._at = source, env, 0
         self._escape, self._quotes, self._depth = escape, quotes, 0
         self._raw = False
+        self._most = MOST_TEXT if quotes else _MOST_DOCUMENT
         self._shown = repr(source[:80])
 
     def text(self, stop: str) -> str:
@@ -85,6 +90,8 @@ class _Reader:
             char = self._source[self._at]
             if char == stop:
                 return result
+            if len(result) > self._most:
+                raise WordError(f"{self._shown} becomes more than {self._most} characters")
             if char == "'" and self._quotes:
                 result += self._single()
             elif char == '"' and self._quotes:
@@ -112,7 +119,7 @@ class _Reader:
     def _double(self) -> str:
         result = ""
         self._at += 1
-        while self._at < len(self._source):
+        while self._at < len(self._source) and len(result) <= self._most:
             char = self._source[self._at]
             if char == '"':
                 self._at += 1
@@ -126,6 +133,8 @@ class _Reader:
                 self._at += 1
             result += char
             self._at += 1
+        if len(result) > self._most:
+            raise WordError(f"{self._shown} becomes more than {self._most} characters")
         raise WordError(f'{self._shown}: a quote (") is not closed')
 
     def _variable(self) -> str:

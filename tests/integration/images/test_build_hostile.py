@@ -140,6 +140,10 @@ def test_pipe_or_huge_file_in_place_of_ours_does_not_block(bench: Bench, name: s
         "COPY --from=scratch / /x",
         "RUN \0",
         f"RUN --mount=type=cache,target=/{'n' * 300} true",
+        f"STOPSIGNAL {'9' * 5000}",
+        f"COPY --from={'9' * 5000} /a /b",
+        f"EXPOSE {'9' * 5000}",
+        f"HEALTHCHECK --interval={'9' * 5000}s CMD a",
     ],
 )
 async def test_line_that_no_file_system_could_hold_is_an_error_with_its_number(
@@ -149,6 +153,17 @@ async def test_line_that_no_file_system_could_hold_is_an_error_with_its_number(
     bench.write(file="x")
 
     assert (await refuse(f"FROM busybox\n{line}\n")).startswith("2: ")
+
+
+async def test_here_documents_that_grow_are_refused_before_they_fill_the_memory(
+    bench: Bench, refuse: Refuse
+) -> None:
+    """Each one may hold a variable a thousand times."""
+    one = f"COPY <<E /x\n{'$A' * 9}\nE\n"
+
+    said = await refuse(f"FROM busybox\nARG A={'x' * 100_000}\n" + one * 30)
+
+    assert "all here-documents together become more than" in said
 
 
 async def test_output_of_a_failed_step_is_bounded(bench: Bench) -> None:

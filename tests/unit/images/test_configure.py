@@ -10,6 +10,7 @@ from functools import reduce
 
 import pytest
 
+from coldframe.images.arguments import Arguments
 from coldframe.images.base import Healthcheck, HistoryEntry, ImageConfig
 from coldframe.images.configure import configure
 from coldframe.images.dockerfile import parse
@@ -120,3 +121,32 @@ def test_digest_of_an_image_that_says_nothing_new_is_as_it_was() -> None:
     expected = hashlib.sha256(b"coldframe-image-1\n" + canonical.encode()).hexdigest()
     assert image_digest(["l"], config) == expected
     assert image_digest(["l"], replace(config, stop_signal="9")) != expected
+
+
+@pytest.mark.parametrize("keyword", ["ENV", "LABEL", "ARG"])
+def test_values_that_double_with_each_line_are_refused_early(keyword: str) -> None:
+    """Thirty lines of `B=$A$A` would be a gigabyte of the host's memory."""
+    config, scope = ImageConfig(), Arguments({}, {})
+    with pytest.raises(WordError, match="characters"):
+        for line in parse(
+            "FROM x\n"
+            + "".join(
+                f"{keyword} A{number}=${{A{number - 1}-xxxxxxxx}}${{A{number - 1}-xxxxxxxx}}\n"
+                for number in range(1, 40)
+            ),
+            "D",
+        )[1:]:
+            if keyword == "ARG":
+                scope.declare(line, {})
+            else:
+                config = configure(config, line, dict(config.env + config.labels))
+
+
+@pytest.mark.parametrize("keyword", ["ENV", "LABEL"])
+def test_values_that_are_many_are_refused(keyword: str) -> None:
+    """The kernel would refuse every command of such an image."""
+    text = "".join(f"{keyword} A{number}={'x' * 60_000}\n" for number in range(18))
+    with pytest.raises(WordError, match="1048576 are the most"):
+        _configured(text[:1_000_000] + f"\n{keyword} V=$V B={'x' * 60_000} C={'x' * 60_000}")
+    with pytest.raises(WordError, match="more than 4096 names"):
+        _configured(f"{keyword} " + " ".join(f"A{number}=1" for number in range(5000)))

@@ -189,3 +189,9 @@ def test_decode_of_other_bytes_says_the_line() -> None:
         decode(b"FROM x\nRUN a\nRUN \xff\n", "D")
     with pytest.raises(DockerfileError, match="are no Dockerfile"):
         decode(b"#" * (2 << 20), "D")
+
+
+def test_parse_of_too_many_instructions_is_refused() -> None:
+    """Planning looks back at what was before: a hundred thousand lines would take hours."""
+    with pytest.raises(DockerfileError, match="D:1001: more than 1000 instructions"):
+        parse("FROM x\n" * 100_000, "D")
