@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from coldframe.protocol.models import ExecRequest, SandboxSpec
 from coldframe.protocol.network import EgressDecision, NetworkPolicy
 from coldframe.runtimes.base import RunningExec
 from tests.fixtures.egress import OTHER, WEB, Fenced, Internet, MakeFenced, fenced_runtime, until
+from tests.fixtures.runtime import require_root
 from tests.integration.egress.conftest import TALK
 
 HOLD = """
@@ -147,6 +150,39 @@ async def test_no_process_outlives_its_node(
         assert runs(pid)
         await box.sandbox.destroy()
     assert not runs(pid)
+
+
+async def test_process_has_no_rights_and_ends_with_a_node_that_is_killed() -> None:
+    """It needs nothing but what it is given; and nobody is left to end it."""
+    require_root()
+    script = """
+import asyncio
+from coldframe.host.egress.annex import Annex
+async def main():
+    annex = Annex(20000)
+    print(annex._with_room().pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    node = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=-1)
+    assert node.stdout is not None
+    pid = int(await node.stdout.readline())
+    await until(lambda: field(pid, "Uid") == ["65534"] * 4)
+    assert field(pid, "CapEff") == field(pid, "CapPrm") == ["0" * 16]
+    assert field(pid, "Groups") == []
+
+    node.kill()
+    await node.wait()
+    await until(lambda: not runs(pid))
+
+
+def field(pid: int, name: str) -> list[str]:
+    """Words of a line of a process' status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.split()
+    return []
 
 
 def test_sandbox_that_takes_all_it_can_leaves_room_for_others() -> None:

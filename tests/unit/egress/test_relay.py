@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 from coldframe.host.egress import relay
@@ -19,7 +20,8 @@ class Busy:
         self.turns += 1
         time.sleep(0.0001)
         if not self.over:
-            relay._turns.add(self, self._meter)  # type: ignore[arg-type]
+            turns = relay.turns_of(asyncio.get_running_loop())
+            turns.add(self, self._meter)  # type: ignore[arg-type]
 
 
 def meter() -> Meter:
@@ -46,4 +48,21 @@ async def test_sandbox_with_many_streams_has_as_many_turns_as_one_with_few() -> 
     assert abs(taken - one.turns) <= 0.1 * taken + 62
     assert max(busy.turns for busy in many) - min(busy.turns for busy in many) <= 2
     assert others > (taken + one.turns) / 20
-    assert not relay._turns._waiting
+    assert not relay.turns_of(asyncio.get_running_loop())._waiting
+
+
+def test_turns_of_a_loop_that_has_ended_are_not_waited_for_in_the_next() -> None:
+    """A thread may run one event loop after the other; each client of the SDK has its own."""
+
+    async def begin(*, over: bool) -> int:
+        busy = Busy(meter())
+        busy.pump()
+        if over:
+            await asyncio.sleep(0.05)
+        busy.over = True
+        return busy.turns
+
+    assert asyncio.run(begin(over=False)) == 1
+    assert asyncio.run(begin(over=True)) > 1
+    gc.collect()
+    assert len(relay._turns) == 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import os
 import resource
 import socket
 import struct
@@ -24,6 +25,7 @@ ADOPT, CUT = 1, 2
 MOST_NUMBERS = 512
 """In one message."""
 ENDED = struct.Struct("=QQQB")
+_NOBODY = 65534
 _DESCRIPTOR = array.array("i").itemsize
 _ROOM = socket.CMSG_SPACE(2 * _DESCRIPTOR)
 
@@ -147,6 +149,10 @@ def main() -> None:
     """Serve the node at the other end of descriptor `argv[1]` until it closes that."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if os.geteuid() == 0:  # what it holds was given to it: it needs no rights of its own
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         channel.setblocking(False)
         asyncio.run(_serve(channel))

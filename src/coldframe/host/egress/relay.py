@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from coldframe.host.egress.flows import Flow
@@ -55,30 +56,38 @@ class Metered(Protocol):
 
 
 class _Pipes:
-    """Empty pipes, kept for the next use."""
+    """Empty pipes, kept for the next use, whichever thread's loop that is."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._spare: list[tuple[int, int]] = []
         self._taken = 0
 
     def take(self) -> tuple[int, int] | None:
         """Return a pipe, None if there are too many."""
-        if self._taken >= _MOST_PIPES:
+        with self._lock:
+            if self._taken >= _MOST_PIPES:
+                return None
+            self._taken += 1
+            if self._spare:
+                return self._spare.pop()
+        try:
+            pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # no descriptor is left
+            with self._lock:
+                self._taken -= 1
             return None
-        self._taken += 1
-        if self._spare:
-            return self._spare.pop()
-        pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._taken <= _LARGE_PIPES:  # what they hold is the kernel's memory
             with contextlib.suppress(OSError):  # a limit of the machine; slower is fine
                 fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, _CHUNK)
         return pipe
 
     def give_back(self, pipe: tuple[int, int], *, empty: bool) -> None:
-        self._taken -= 1
-        if empty and len(self._spare) < _SPARE_PIPES:
-            self._spare.append(pipe)
-            return
+        with self._lock:
+            self._taken -= 1
+            if empty and len(self._spare) < _SPARE_PIPES:
+                self._spare.append(pipe)
+                return
         for end in pipe:
             os.close(end)
 
@@ -86,13 +95,11 @@ class _Pipes:
 _pipes = _Pipes()
 
 
-class _Turns(threading.local):
-    """Lets those that have more to carry take turns, each sandbox as often as the others.
-
-    One for each event loop, and so for each thread.
-    """
+class _Turns:
+    """Lets those of one event loop that have more to carry take turns, sandbox by sandbox."""
 
     def __init__(self) -> None:
+        # Without the loop, which would then be kept by what goes with it.
         self._waiting: dict[Meter, deque[Direction]] = {}
         self._scheduled = False
 
@@ -123,7 +130,15 @@ class _Turns(threading.local):
             self._schedule()
 
 
-_turns = _Turns()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+def turns_of(loop: asyncio.AbstractEventLoop) -> _Turns:
+    """Those of an event loop; they go with it."""
+    found = _turns.get(loop)
+    if found is None:
+        found = _turns[loop] = _Turns()
+    return found
 
 
 class Direction:
@@ -142,6 +157,7 @@ class Direction:
         self._source_fd, self._target_fd = source.fileno(), target.fileno()
         self._metered, self._count = metered, count
         self._loop = asyncio.get_running_loop()
+        self._turns = turns_of(self._loop)
         self._pipe: tuple[int, int] | None = None
         self._held = self._moved = 0
         self._copied = b""
@@ -201,7 +217,7 @@ class Direction:
             self.stop()
             return
         self._watch()
-        _turns.add(self, self._metered.meter)
+        self._turns.add(self, self._metered.meter)
 
     def _turn(self) -> bool:
         """Move one chunk; False: there is something to wait for."""
