@@ -32,9 +32,10 @@ from coldframe.rollouts.carry import Cargo
 from coldframe.rollouts.healthcheck import wait_healthy
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.phases import kill_what_must_not_live_on
+from coldframe.rollouts.places import PLACES
 from coldframe.rollouts.task import TaskStep, VerifierSpec
 from coldframe.rollouts.users import user_ids
-from coldframe.rollouts.verifier import PLACES, Verifier
+from coldframe.rollouts.verifier import Verifier
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.schema import Failure, Termination

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
 from coldframe.harnesses.scripts import pack, run_argv
@@ -29,25 +29,20 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecResult, FileKind, ProcessInfo, Reason
-from coldframe.rollouts import integrity
+from coldframe.rollouts import integrity, places
 from coldframe.rollouts.integrity import Tampering
+from coldframe.rollouts.places import LOGS, ROOT, TESTS, VERIFIER_LOGS, kind_of
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
 from coldframe.rollouts.task import VerifierSpec
-from coldframe.rollouts.users import user_ids
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.verification import Verification
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
 
+T = TypeVar("T")
 VERSION = "2"
-TESTS = "/tests"
-LOGS = "/logs"
-VERIFIER_LOGS = "/logs/verifier"
-PLACES = (TESTS, VERIFIER_LOGS)
-"""What the verifier alone has."""
 REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-ROOT = (0, 0)
 LATE_NS = 1_000_000
 """Later than this after test.sh's end, a change is somebody else's."""
 LINGER_S = 0.02
@@ -114,8 +109,7 @@ class Verifier:
             self.note(duration_s=time.monotonic() - begun)
 
     async def _graded(self) -> dict[str, float]:
-        await self._clear()
-        tests = await self._bring()
+        tests = await self._undisturbed(self._clear_and_bring)
         before = await integrity.key_inputs(self.sandbox, self.key_inputs)
         self.note(key_inputs=before)
         result = await self._run_or_alone()
@@ -133,36 +127,32 @@ class Verifier:
                 f"{self._script()}: not done within "
                 f"[verifier] timeout_sec = {self.spec.timeout_s:g}"
             )
-        path, content = await self._read(result)
         await self._compare(tests, before)
+        path, content = await self._read(result)
         return parse_reward(content, path)
 
-    async def _clear(self) -> None:
-        """Empty the places of the tests and their logs, whatever lies there."""
-        files = self.sandbox.files
-        removed = []
-        if await self._kind(LOGS) not in {None, FileKind.DIRECTORY}:
-            await files.remove(LOGS)
-            removed.append(LOGS)
-        await files.mkdir(LOGS, mode=0o755, owner=ROOT)
-        # Who owns a directory may rename and make what lies in it, so an agent's /logs is taken
-        # over, before anything in it is made anew.
-        await files.chown(LOGS, *ROOT)
-        await files.chmod(LOGS, 0o755)
-        for path in PLACES if self.spec.tests else (VERIFIER_LOGS,):
-            if await self._kind(path) is not None:
-                await files.remove(path, recursive=True)
-                removed.append(path)
-        self.note(removed=tuple(removed))
-        # Closed to everybody but the verifier: what the agent left running as another user must
-        # neither write the reward nor read the tests.
-        await files.mkdir(VERIFIER_LOGS, mode=0o700, owner=ROOT, exist_ok=False)
+    async def _undisturbed(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do something with files; if it fails, kill whoever may be in the way and do it again.
+
+        An agent must not escape its grade by leaving somebody who undoes what we do.
+        """
+        try:
+            return await step()
+        except FileError:
+            killed = await self.sandbox.kill_processes()
+            if not killed:
+                raise
+            self.killed += killed
+        return await step()
+
+    async def _clear_and_bring(self) -> dict[str, str]:
+        self.note(removed=await places.clear(self.sandbox, tests=bool(self.spec.tests)))
+        return await self._bring()
 
     async def _bring(self) -> dict[str, str]:
         """Upload the tests; return path → digest of what must be found again afterwards."""
         files = self.sandbox.files
         if self.spec.tests:
-            await files.mkdir(TESTS, mode=0o700, owner=ROOT, exist_ok=False)
             for directory in self.spec.tests:
                 await files.tar_up(TESTS, await asyncio.to_thread(pack, directory), owner=ROOT)
             tests = await asyncio.to_thread(integrity.expected, self.spec.tests)
@@ -178,15 +168,7 @@ class Verifier:
 
     async def withdraw(self) -> None:
         """Take back what the verifier alone has: the next agent must not find it."""
-        for path in PLACES:
-            if await self._kind(path) is not None:
-                await self.sandbox.files.remove(path, recursive=True)
-
-    async def _kind(self, path: str) -> FileKind | None:
-        try:
-            return (await self.sandbox.files.stat(path, follow=False)).kind
-        except PathNotFoundError:
-            return None
+        await self._undisturbed(lambda: places.withdraw(self.sandbox))
 
     async def _run_or_alone(self) -> ExecResult:
         """Run test.sh; if what the agent left keeps it from starting, kill that and run again.
@@ -200,6 +182,7 @@ class Verifier:
             if not killed:
                 raise
             self.killed += killed
+        await self._clear_and_bring()
         return await self._run()
 
     async def _run(self) -> ExecResult:
@@ -208,22 +191,13 @@ class Verifier:
             user = 0
         self.note(user=None if user is None else str(user))
         if user not in {0, "0", "root"}:
-            await self._hand_over(user)
+            await places.hand_over(self.sandbox, user)
         try:
             return await self._exec(user, None)
         except WorkdirNotFoundError:
             # The agent removed its working directory; that must not spare it the verdict.
             self.note(cwd="/")
         return await self._exec(user, "/")
-
-    async def _hand_over(self, user: str | int | None) -> None:
-        """Give the verifier's places to its user, by the sandbox's own names of it."""
-        ids = await user_ids(self.sandbox, user)
-        if ids is None:
-            raise VerifierError(f"[verifier] user {user!r} is not in the sandbox's /etc/passwd")
-        for path in PLACES:
-            if await self._kind(path) is FileKind.DIRECTORY:
-                await self.sandbox.files.chown(path, *ids)
 
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")
@@ -262,7 +236,7 @@ class Verifier:
 
     async def _read(self, result: ExecResult) -> tuple[str, bytes]:
         for path in (LOGS, VERIFIER_LOGS):
-            kind = await self._kind(path)
+            kind = await kind_of(self.sandbox, path)
             if kind not in {None, FileKind.DIRECTORY}:
                 raise RewardInvalidError(f"{path}: a {kind}, not a directory")
         for path in REWARD_FILES:

@@ -131,6 +131,13 @@ KEPT_OUT = {
         user="nobody",
         test=SLOW,
     ),
+    "files made in a loop, deep down": Plant(
+        f"mkdir -p {DIR}/a/b; cd {DIR}/a/b; for i in 1 2 3 4; do "
+        f"(while :; do : > $(date +%N); echo 1 > {JSON}; mkdir -p {DIR}/a/b; done "
+        "> /dev/null 2>&1 &); done; sleep 0.05",
+        user="nobody",
+        test=SLOW,
+    ),
     "tests made before": Plant(
         f"echo 'echo 1 > {JSON}' > /tests/helper; chmod -w /tests/helper",
         user="nobody",
@@ -305,14 +312,17 @@ async def test_planted_reward_does_not_count(
 
 
 @plants(FOUND_OUT)
-async def test_reward_of_a_root_survivor_voids_the_verdict_and_is_told(
+async def test_reward_of_a_root_survivor_never_counts_and_is_told(
     plant: Plant,
     native_async_client: AsyncSandboxClient,
     run_attempt: RunAttempt,  # noqa: F811
     base: str,
     tmp_path: Path,
 ) -> None:
-    """It cannot be kept out of a sandbox in which it is root; a late write gives it away."""
+    """It cannot be kept out of a sandbox in which it is root; a late write gives it away.
+
+    Or it gets into our way before the tests run, and is killed then.
+    """
     directory = written(tmp_path, plant)
     control = await naive(native_async_client, load_task(directory), base)
     shared = await run_attempt(directory)
@@ -320,11 +330,12 @@ async def test_reward_of_a_root_survivor_voids_the_verdict_and_is_told(
     separate = await run_attempt(written(tmp_path, plant, "separate"))
 
     assert control == "1"
-    assert shared.rewards is None
-    assert shared.failure and shared.failure.code == "tampered"
-    assert [(one.what, one.voided) for one in shared.tamper if one.voided] == [
-        ("reward_late", True)
-    ]
+    assert verdict(shared) in {None, 0.0}
+    if shared.rewards is None:
+        assert shared.failure and shared.failure.code == "tampered"
+        assert {one.what for one in shared.tamper if one.voided} == {"reward_late"}
+    else:
+        assert "sh" in {one.name for one in shared.phases[-1].killed}
     assert shared.verification and shared.verification.forgeable
     assert (verdict(killed), verdict(separate)) == (0.0, 0.0)
     assert not (killed.tamper or separate.tamper)
@@ -373,3 +384,20 @@ async def test_mount_over_the_verifiers_directory_is_refused(
         assert not nested.ok
         assert copied.ok
         assert await read_naively(sandbox) == "1"
+
+
+async def test_root_survivor_that_keeps_undoing_what_we_make_is_killed_or_told(
+    run_attempt: RunAttempt,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A loop of mkdir must not turn a 0 into a failure that is nobody's."""
+    loop = f"while :; do mkdir -p {DIR} /tests; rm -rf /tests; done"
+    plant = Plant("for i in 1 2 3; do (" + loop + " > /dev/null 2>&1 &); done; sleep 0.1")
+    trajectory = await run_attempt(written(tmp_path, plant))
+
+    if trajectory.rewards is None:
+        assert trajectory.failure and trajectory.failure.code == "tampered"
+        assert [one for one in trajectory.tamper if one.voided]
+    else:
+        assert trajectory.rewards == {"reward": 0.0}
+        assert trajectory.phases[-1].killed
