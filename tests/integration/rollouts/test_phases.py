@@ -173,7 +173,7 @@ async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_v
     tmp_path: Path,
 ) -> None:
     """A service of the image's is no survivor of the agent's; one of the agent's is."""
-    image = tagged(("sleep", "5000"))
+    image = tagged(("sh", "-c", "exec sleep 5000"))
     toml = f'[environment]\ndocker_image = "{image}"\nnetwork_mode = "no-network"\n'
     toml += "[environment.healthcheck]\n"
     toml += 'command = "pgrep -x sleep"\ninterval_sec = 0.1\n'
