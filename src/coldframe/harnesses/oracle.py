@@ -50,7 +50,7 @@ class OracleHarness:
         await episode.sandbox.files.tar_up(TARGET, content, owner=(0, 0))
         try:
             await episode.execute(
-                run_argv(script, f"{TARGET}/{solution.script}"),
+                await run_argv(episode.sandbox, script, f"{TARGET}/{solution.script}"),
                 env=solution.env,
                 # The runner ends the episode at its deadline, and says so; this only holds if the
                 # runner is gone.

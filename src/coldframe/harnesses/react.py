@@ -13,15 +13,15 @@ from typing import Any
 
 from coldframe.harnesses.base import Ending, Episode, Offers, Outcome
 from coldframe.harnesses.chat import Answer, ChatClient
+from coldframe.harnesses.scripts import shell_of
 from coldframe.harnesses.skills import SKILLS_LIST, list_skills
 from coldframe.harnesses.windows import HEAD_TAIL_10K, RULES, WHOLE
 from coldframe.protocol.errors import (
-    FileError,
     HarnessError,
     InferenceError,
     NotExecutedError,
 )
-from coldframe.protocol.models import ExecResult, FileKind, Reason
+from coldframe.protocol.models import ExecResult, Reason
 from coldframe.trajectories.recorder import StepRecord
 from coldframe.trajectories.schema import Termination
 
@@ -97,7 +97,7 @@ class ReactHarness:
         skills = None if directory is None else await list_skills(episode.sandbox, directory)
         async with ChatClient(episode.model) as chat:
             conversation = _Conversation(
-                episode, chat, await _shell(episode), self.window_rule, skills
+                episode, chat, await shell_of(episode.sandbox), self.window_rule, skills
             )
             try:
                 return await conversation.run()
@@ -105,15 +105,6 @@ class ReactHarness:
                 return ending.outcome
             finally:
                 episode.recorder.close()
-
-
-async def _shell(episode: Episode) -> str:
-    """Return bash where the image has it, else its sh."""
-    try:
-        found = await episode.sandbox.files.stat("/bin/bash")
-    except FileError:
-        return "/bin/sh"
-    return "/bin/bash" if found.kind is FileKind.FILE and found.mode & 0o111 else "/bin/sh"
 
 
 class _Conversation:

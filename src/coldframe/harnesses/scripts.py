@@ -10,16 +10,32 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coldframe.protocol.errors import TaskError
+from coldframe.protocol.errors import FileError, TaskError
+from coldframe.protocol.models import FileKind
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandbox
 
 MAX_UPLOAD_BYTES = 1 << 30
 
 
-def run_argv(script: Path, target: str) -> tuple[str, ...]:
-    """Return the command that runs `script` at `target`: itself, or by sh without a `#!`."""
+async def shell_of(sandbox: AsyncSandbox) -> str:
+    """Return bash where the image has it, else its sh: tasks are written for bash."""
+    try:
+        found = await sandbox.files.stat("/bin/bash")
+    except FileError:
+        return "/bin/sh"
+    return "/bin/bash" if found.kind is FileKind.FILE and found.mode & 0o111 else "/bin/sh"
+
+
+async def run_argv(sandbox: AsyncSandbox, script: Path, target: str) -> tuple[str, ...]:
+    """Return the command that runs `script` at `target`: itself, or by a shell without a `#!`."""
     with script.open("rb") as file:
-        return (target,) if file.read(2) == b"#!" else ("/bin/sh", target)
+        if file.read(2) == b"#!":
+            return (target,)
+    return (await shell_of(sandbox), target)
 
 
 def _normalise(member: tarfile.TarInfo) -> tarfile.TarInfo:

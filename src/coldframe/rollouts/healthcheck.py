@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coldframe.harnesses.base import check_platform
+from coldframe.harnesses.scripts import shell_of
 from coldframe.protocol.errors import CreateError, NotExecutedError
 from coldframe.protocol.models import ExecResult, Reason
 from coldframe.rollouts.task import Healthcheck
@@ -52,11 +53,12 @@ async def wait_healthy(
         SandboxGoneError and other ColdframeErrors: the platform failed.
     """
     begun = time.monotonic()
+    shell = await shell_of(sandbox)
     checks = failures = 0
     while True:
         began_after_s = time.monotonic() - begun
         checks += 1
-        wrong = await _run(sandbox, check, user)
+        wrong = await _run(sandbox, check, user, shell)
         now_s = time.monotonic() - begun
         if wrong is None:
             return Health(checks, now_s)
@@ -73,11 +75,17 @@ async def wait_healthy(
         await asyncio.sleep(max(pause_s, SHORTEST_PAUSE_S))
 
 
-async def _run(sandbox: AsyncSandbox, check: Healthcheck, user: str | int | None) -> str | None:
+async def _run(
+    sandbox: AsyncSandbox, check: Healthcheck, user: str | int | None, shell: str
+) -> str | None:
     """Run it once; return what was wrong, or None."""
     try:
         result = await sandbox.exec(
-            check.command, user=user, deadline_s=check.timeout_s, window_bytes=SHOWN_BYTES
+            check.command,
+            shell=shell,
+            user=user,
+            deadline_s=check.timeout_s,
+            window_bytes=SHOWN_BYTES,
         )
     except NotExecutedError as error:
         return f"it was not started: {error}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Outcome, Solution, check_platform
-from coldframe.harnesses.scripts import pack, run_argv
+from coldframe.harnesses.scripts import pack, run_argv, shell_of
 from coldframe.protocol.errors import (
     ColdframeError,
     NotExecutedError,
@@ -149,7 +149,9 @@ class Stage:
         target = f"{self.sandbox.info.workdir.rstrip('/')}/setup.sh"
         try:
             result = await self.sandbox.exec(
-                run_argv(script, target), user=self.step.agent.user, deadline_s=SETUP_S
+                await run_argv(self.sandbox, script, target),
+                user=self.step.agent.user,
+                deadline_s=SETUP_S,
             )
         except NotExecutedError as error:
             raise StepSetupError(f"{script} could not be started: {error}") from error
@@ -233,11 +235,12 @@ class Stage:
 
     async def _collect(self) -> None:
         """Run the commands that make files of what only a live process knows."""
+        shell = await shell_of(self.sandbox) if self.step.verifier.collect else ""
         for hook in self.step.verifier.collect:
             known = Collected(command=self.attempt.redactor.text(plain_text(hook.command)))
             try:
                 result = await self.sandbox.exec(
-                    hook.command, user=hook.user, deadline_s=hook.timeout_s
+                    hook.command, shell=shell, user=hook.user, deadline_s=hook.timeout_s
                 )
             except NotExecutedError as error:
                 self._collected.append(known.model_copy(update={"error": plain_text(str(error))}))

@@ -36,7 +36,7 @@ class Healthcheck:
     """
 
     command: str | tuple[str, ...]
-    """A line for /bin/sh, or argv."""
+    """A line for the shell, or argv."""
     interval_s: float = 5.0
     """From the end of one run to the next, once the start period is over."""
     timeout_s: float = 30.0

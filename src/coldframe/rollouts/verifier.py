@@ -206,7 +206,7 @@ class Verifier:
         script, target = self.spec.script, f"{TESTS}/test.sh"
         try:
             return await self.sandbox.exec(
-                (target,) if script is None else run_argv(script, target),
+                (target,) if script is None else await run_argv(self.sandbox, script, target),
                 user=user,
                 cwd=cwd,
                 env=dict(self.spec.env),

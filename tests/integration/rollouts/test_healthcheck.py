@@ -110,3 +110,18 @@ async def test_healthcheck_of_a_sandbox_that_is_gone_is_no_unhealthy_one(
 
     with pytest.raises(SandboxGoneError):
         await wait_healthy(sandbox, Healthcheck("true"))
+
+
+@pytest.mark.parametrize(("image", "healthy"), [("debian:bookworm", True), ("busybox", False)])
+async def test_healthcheck_is_a_line_for_bash_where_the_image_has_it(
+    native_async_client: AsyncSandboxClient, image: str, healthy: bool
+) -> None:
+    """Tasks are written for bash: in sh this very line would never be healthy."""
+    check = Healthcheck('test "$BASH_VERSION" && [[ abc == a* ]]', retries=1)
+    async with await native_async_client.create_sandbox(image) as sandbox:
+        if healthy:
+            await wait_healthy(sandbox, check)
+        else:
+            with pytest.raises(UnhealthyError):
+                await wait_healthy(sandbox, check)
+            await wait_healthy(sandbox, Healthcheck("true", retries=1))
