@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
@@ -30,7 +31,7 @@ from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity, record
 from coldframe.rollouts.attribution import Phase, failure_of
 from coldframe.rollouts.boot import BOOT_S, Booted, boot, boot_s, boot_time
-from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder
 from coldframe.rollouts.phases import PhaseLog
 from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
 from coldframe.rollouts.step_rewards import total_rewards, why_stop
@@ -98,12 +99,12 @@ class Attempt:
         sample: int,
         attempt: int,
         queue_s: float = 0.0,
-        expected_image: str | None = None,
+        expected_images: Mapping[str, str] = MappingProxyType({}),
         artifacts: Path | None = None,
     ) -> None:
         self.client, self.images, self.task, self.settings = client, images, task, settings
         self.sample, self.number, self.queue_s = sample, attempt, queue_s
-        self.expected_image = expected_image
+        self.expected_images = expected_images
         self.artifacts = artifacts
         self.redactor = Redactor(_secrets(task, settings))
         self.recorder = Recorder(blobs, self.redactor)
@@ -262,11 +263,7 @@ class Attempt:
         )
         self.runtime, self.node = info.runtime, info.node_id
         self.details = (await self.client.capabilities()).details
-        if self.expected_image not in {None, info.image_digest}:
-            raise RunError(
-                f"image {info.spec.image!r} is {info.image_digest}, but the run began with "
-                f"{self.expected_image}"
-            )
+        self.expect_image(AGENT_IMAGE, sandbox)
         for place in LEFT_PLACES:
             await sandbox.files.mkdir(place, mode=0o777, owner=(0, 0))
         self.booted = await boot(
@@ -281,6 +278,20 @@ class Attempt:
         if not all(step.verifier.separate for step in self.task.steps):
             self.programs = await integrity.programs(sandbox)
         self.initial = await self._fingerprint(sandbox, "identity.initial_state")
+
+    def expect_image(self, role: str, sandbox: AsyncSandbox) -> None:
+        """Hold a sandbox's image to the one that the run began with.
+
+        Raises:
+            RunError: its name stands for another one now.
+        """
+        info = sandbox.info
+        expected = self.expected_images.get(role, info.image_digest)
+        if expected != info.image_digest:
+            raise RunError(
+                f"image {info.spec.image!r} of the {role} is {info.image_digest}, but the run "
+                f"began with {expected}"
+            )
 
     async def note_final_state(self, sandbox: AsyncSandbox) -> None:
         """Take the fingerprint of what the agent left."""

@@ -11,7 +11,13 @@ import traceback
 from enum import StrEnum
 from typing import Any
 
-from coldframe.protocol.errors import ColdframeError, SandboxGoneError, Side, StorageFullError
+from coldframe.protocol.errors import (
+    ColdframeError,
+    RunError,
+    SandboxGoneError,
+    Side,
+    StorageFullError,
+)
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.schema import Failure
@@ -55,6 +61,8 @@ def side_of(error: BaseException, phase: Phase) -> Side:
         return _OTHERWISE[phase]
     if error.side in _PLATFORM:
         return error.side
+    if isinstance(error, RunError):
+        return Side.CALLER
     if error.side is Side.CALLER and phase in _BEFORE_THE_AGENT:
         return Side.CALLER
     if error.side in {Side.VERIFIER, Side.HARNESS}:

@@ -33,7 +33,7 @@ from coldframe.trajectories.store import (
 )
 
 CONFIG_SCHEMA = "coldframe.run/1"
-LOCK_SCHEMA = "coldframe.lock/1"
+LOCK_SCHEMA = "coldframe.lock/2"
 _ATTEMPT = re.compile(r"(?P<task>[A-Za-z0-9_-]+)\.(?P<sample>[0-9]+)\.(?P<attempt>[0-9]+)")
 
 # What a process that was killed before it wrote config.json may have left.

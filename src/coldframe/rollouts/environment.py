@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 BUILD_NETWORK = NetworkPolicy(presets=PRESETS)
 """This machine's own apt, pip and npm indexes; the tasks' own modes are for their phases."""
+AGENT_IMAGE = "agent"
+"""Role of the image that the agent acts in; see `verifier_image` for the others."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 
 
@@ -26,6 +28,11 @@ class BuildDeadlineError(CreateError):
 
     code = "build_deadline"
     retryable = False
+
+
+def verifier_image(step: str | None) -> str:
+    """Return the role of the image of a separate verifier."""
+    return f"verifier of {step}" if step else "verifier"
 
 
 @dataclass(frozen=True)

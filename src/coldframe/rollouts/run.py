@@ -23,7 +23,7 @@ from coldframe.rollouts import verifier as grading
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.attribution import Phase, may_retry
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
-from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder, verifier_image
 from coldframe.rollouts.load import find_tasks, load_task
 from coldframe.rollouts.phases import first_policy
 from coldframe.rollouts.progress import Progress, Silent
@@ -284,7 +284,7 @@ class Batch:
             sample=key.sample,
             attempt=key.attempt,
             queue_s=queue_s,
-            expected_image=self.lock["images"].get(task.key, {}).get("digest"),
+            expected_images=self.lock["images"].get(task.key, {}),
             artifacts=self.directory.artifacts(key),
         )
         trajectory = await attempt.run()
@@ -301,9 +301,10 @@ class Batch:
         self.progress.attempt_ended(key, trajectory, last=last)
 
     def _lock_image(self, task: Task, trajectory: Trajectory) -> None:
-        image = trajectory.identity.image
-        if image is not None and task.key not in self.lock["images"]:
-            self.lock["images"][task.key] = image.model_dump(mode="json")
+        known = self.lock["images"].setdefault(task.key, {})
+        found = {**_images(trajectory), **known}
+        if found != known:
+            self.lock["images"][task.key] = found
             self.directory.write_lock(self.lock)
 
     def _summary(self, interrupted: bool) -> dict[str, Any]:
@@ -317,6 +318,21 @@ class Batch:
             refused=self.refused,
             interrupted=interrupted,
         )
+
+
+def _images(trajectory: Trajectory) -> dict[str, str]:
+    """Return the digests of the images that an attempt ran on: its own, and each verifier's."""
+    found = {}
+    if trajectory.identity.image is not None:
+        found[AGENT_IMAGE] = trajectory.identity.image.digest
+    steps = [
+        ("", trajectory.verification),
+        *((s.name, s.verification) for s in trajectory.task_steps),
+    ]
+    for name, graded in steps:
+        if graded is not None and graded.mode == "separate" and graded.image is not None:
+            found[verifier_image(name)] = graded.image
+    return found
 
 
 def _without_steps(trajectory: Trajectory) -> Trajectory:

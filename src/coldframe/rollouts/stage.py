@@ -29,6 +29,7 @@ from coldframe.rollouts import integrity
 from coldframe.rollouts.attribution import Phase
 from coldframe.rollouts.boot import BOOT_S, boot, boot_s, boot_time
 from coldframe.rollouts.carry import Cargo
+from coldframe.rollouts.environment import verifier_image
 from coldframe.rollouts.healthcheck import wait_healthy
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.phases import kill_what_must_not_live_on
@@ -318,6 +319,7 @@ class Stage:
             await self.sandbox.set_network(EMPTY)
         lease_s = grading_s(spec) + GRADING_SLACK_S
         async with attempt.fresh_sandbox(spec.environment, lease_s, spec.network) as sandbox:
+            attempt.expect_image(verifier_image(self.step.name), sandbox)
             await self._begin(sandbox)
             async with boot_time(boot_s(spec.environment.healthcheck)):
                 await boot(sandbox, spec.environment.healthcheck, start_cmd=attempt.task.start_cmd)

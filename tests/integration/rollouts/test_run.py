@@ -15,6 +15,8 @@ from coldframe.cli.rollout import exit_code
 from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import ModelSettings
 from coldframe.host.egress import steering
+from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import CreateError, RunError, Side
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
@@ -58,7 +60,7 @@ async def test_run_of_tasks_and_samples_writes_everything_it_promises(
     assert (
         lock["tasks"]["solved"]["digest"] == found[AttemptKey("solved", 0, 0)].identity.task.digest
     )
-    assert lock["images"]["solved"]["digest"]
+    assert lock["images"]["solved"]["agent"]
 
 
 async def test_run_with_a_refused_task_and_a_failing_one_finishes_the_rest(
@@ -182,6 +184,41 @@ async def test_run_again_with_anything_changed_is_refused_by_name(
     (directory / "instruction.md").write_text("Do something else.")
     with pytest.raises(RunError, match=r"tasks\.one\.digest"):
         await run_batch(native_async_client, tmp_path / "tasks", tmp_path / "out")
+
+
+async def test_run_again_with_another_image_of_the_verifier_is_refused_by_name(
+    native_async_client: AsyncSandboxClient,
+    image_store: ImageStore,
+    debian_image: Image,
+    busybox_image: Image,
+    tmp_path: Path,
+) -> None:
+    """Half of a run graded by one set of programs and half by another is not one run."""
+    name = f"test/grader-{tmp_path.name.replace('_', '-').lower()[:40]}:1"
+    with image_store.workspace() as work:
+        tree = work / "tree"
+        (tree / "tests").mkdir(parents=True)
+        script = tree / "tests" / "test.sh"
+        script.write_text("#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
+        script.chmod(0o755)
+        layer = image_store.add_layer(tree)
+    image_store.tag(name, [*debian_image.layers, layer], debian_image.config)
+    toml = BASE + '[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\n'
+    toml += f'docker_image = "{name}"\nnetwork_mode = "no-network"\n'
+    make_task(tmp_path / "tasks", toml=toml.removeprefix(BASE))
+    tasks, out = tmp_path / "tasks", tmp_path / "out"
+    try:
+        first = await run_batch(native_async_client, tasks, out, samples=2)
+        (out / "attempts" / "one.1.0" / "trajectory.json").unlink()
+        image_store.tag(name, [*busybox_image.layers, layer], busybox_image.config)
+        second = await run_batch(native_async_client, tasks, out, samples=2)
+    finally:
+        image_store.remove(name)
+
+    assert first.all_verdicts
+    failure = second.trajectories[AttemptKey("one", 1, 0)].failure
+    assert failure and failure.side is Side.CALLER
+    assert f"{name!r} of the verifier is" in failure.message
 
 
 async def test_run_that_is_cancelled_deletes_its_sandboxes_and_keeps_its_results(
