@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coldframe.host.egress import desk
+from coldframe.host.egress import annex, desk
 from coldframe.host.egress.flows import Budget
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
@@ -136,6 +136,24 @@ async def test_process_that_dies_breaks_its_connections_and_is_replaced(
     assert b"still" not in (await running.wait()).stdout
     assert await box.python(TALK, WEB, "7", b"x".hex()) == "hello\nx"
     assert pids(box) != (pid,)
+
+
+async def test_process_that_does_not_let_go_is_ended(
+    servers: Internet, fenced: MakeFenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy must not wait for ever for somebody who does not listen."""
+    monkeypatch.setattr(annex, "_END_S", 0.2)
+    box = await fenced(WEB)
+    running = await hold(box, WEB)
+    (pid,) = pids(box)
+
+    os.kill(pid, signal.SIGSTOP)
+    await box.set(OTHER)
+    assert not runs(pid)
+    await running.write_stdin(b"\n")
+
+    assert b"still" not in (await running.wait()).stdout
+    assert (await box.event(decision=EgressDecision.CUT)).address == WEB
 
 
 async def test_no_process_outlives_its_node(

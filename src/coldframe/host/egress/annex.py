@@ -25,6 +25,7 @@ from coldframe.host.egress.flows import Budget, Flow
 MOST_PROCESSES = 4
 _KEPT_DESCRIPTORS = 1200
 """Of a process: for its pipes and itself."""
+_MOST_ENDS = 1024
 _END_S, _AGAIN_S = 2.0, 0.0005
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -98,7 +99,11 @@ class _Process:
         self._numbers = itertools.count()
         self._cuts: list[int] = []
         """What could not be sent yet."""
+        self._owed: set[int] = set()
+        """What it was told to cut, and has not yet said to have ended."""
+        self._heard = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
         self._sending = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._listen)
@@ -153,9 +158,20 @@ class _Process:
 
     def cut(self, number: int) -> None:
         """Have both sides of a connection reset."""
-        if number in self._ends and self.alive:
+        if number in self._ends and number not in self._owed and self.alive:
+            self._owed.add(number)
             self._cuts.append(number)
             self._send_cuts()
+            if self._watchdog is None:
+                self._watchdog = self._loop.call_later(_END_S, self._require_progress, self._heard)
+
+    def _require_progress(self, heard: int) -> None:
+        """End a process that was told to let go of connections and does not."""
+        self._watchdog = None
+        if self._owed and heard == self._heard:
+            self.lose()
+        elif self._owed:
+            self._watchdog = self._loop.call_later(_END_S, self._require_progress, self._heard)
 
     def _send_cuts(self) -> None:
         while self._cuts and self.alive:
@@ -176,7 +192,7 @@ class _Process:
         self._send_cuts()
 
     def _listen(self) -> None:
-        for _ in range(64):
+        for _ in range(_MOST_ENDS):
             try:
                 message = self._channel.recv(ENDED.size)
             except BlockingIOError:
@@ -187,6 +203,8 @@ class _Process:
                 self.lose()
                 return
             number, out, into, broken = ENDED.unpack(message)
+            self._heard += 1
+            self._owed.discard(number)
             ended = self._ends.pop(number, None)
             if ended is not None:
                 ended.set_result(_End(out, into, bool(broken)))
@@ -196,6 +214,9 @@ class _Process:
         if not self.alive:
             return
         self.alive = False
+        for timer in (self._timer, self._watchdog):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
@@ -231,8 +252,7 @@ class Far:
             await asyncio.shield(self._ended)
         except asyncio.CancelledError:
             self.cut()
-            await asyncio.wait({self._ended}, timeout=_END_S)
-            self._process_must_have_let_go()
+            await asyncio.wait({self._ended})  # it ends, or its process does
             raise
         finally:
             if self._ended.done():
@@ -241,7 +261,3 @@ class Far:
         if self._ended.result().broken:
             flow.broken = True
             raise ConnectionResetError("either side broke")
-
-    def _process_must_have_let_go(self) -> None:
-        if not self._ended.done():
-            self._process.lose()
