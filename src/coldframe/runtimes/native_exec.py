@@ -100,6 +100,7 @@ class NativeExec:
             raise
         except CapacityError:
             # It runs, and nobody could ever reach it: it has no terminal of ours.
+            self._close_input()
             await self.signal(signal.SIGKILL, SignalScope.TREE)
             raise
         finally:
