@@ -14,7 +14,8 @@ from coldframe.images.digest import layer_xattrs
 from coldframe.images.trees import remove_tree
 from coldframe.images.view import MergedView
 
-RESOLV = b"etc/resolv.conf"
+RESOLV = "/etc/resolv.conf"
+_RESOLV_PARTS = (b"etc", b"resolv.conf")
 _MOST_RESOLV = 1 << 16
 
 
@@ -41,21 +42,29 @@ def drop(tree: Path, parts: tuple[bytes, ...], below: MergedView) -> None:
             os.rmdir(parts[depth - 1], dir_fd=levels[depth - 1])
 
 
-def drop_unchanged_resolver(tree: Path, below: Sequence[Path]) -> None:
-    """Remove the resolver's file if it holds what the image's does.
+def has_resolver(roots: Sequence[Path]) -> bool:
+    """Whether there is a file that a network policy can write; a link may lead nowhere."""
+    status, _ = MergedView(roots).look(_RESOLV_PARTS)
+    return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def drop_unchanged_resolver(tree: Path, seen: Sequence[Path], below: Sequence[Path]) -> None:
+    """Remove the resolver's file if it holds what it did before the step.
 
     A network policy writes it for the time that it is in force and puts it back.
+
+    Args:
+        seen: what the step had below its own layer, top first.
+        below: the same without what the image does not keep.
     """
-    image = MergedView(below)
-    parts = tuple(RESOLV.split(b"/"))
-    status, _ = MergedView([tree]).look(parts)
-    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_RESOLV:
+    if not has_resolver([tree]) or not has_resolver(seen):
         return
-    known, _ = image.look(parts)
-    if known is None or not stat.S_ISREG(known.st_mode) or known.st_size != status.st_size:
+    written, before = MergedView([tree]), MergedView(seen)
+    status, _ = written.look(_RESOLV_PARTS)
+    if status is None or status.st_size > _MOST_RESOLV:
         return
-    if MergedView([tree]).read(RESOLV) == image.read(RESOLV):
-        drop(tree, parts, image)
+    if written.read(b"/".join(_RESOLV_PARTS)) == before.read(b"/".join(_RESOLV_PARTS)):
+        drop(tree, _RESOLV_PARTS, MergedView(below))
 
 
 def _says_nothing(fd: int, parts: tuple[bytes, ...], parent: int, below: MergedView) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import posixpath
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from coldframe.images.copying import Copy, LayerCopy, copy_digest, copy_stamp
 from coldframe.images.indexes import PLACE, Settings, settings
 from coldframe.images.mounts import Mount
 from coldframe.images.plan import Origin, Planned, PlannedRun, line_named
-from coldframe.images.residue import drop, drop_unchanged_resolver
+from coldframe.images.residue import RESOLV, drop, drop_unchanged_resolver, has_resolver
 from coldframe.images.sources import Context, ImageSource, Source
 from coldframe.images.store import ImageStore, image_digest
 from coldframe.images.users import resolve_owner
@@ -167,7 +168,9 @@ class Steps:
     ) -> str:
         told = await self._told(network)
         files = told.files if run.script is None else (*told.files, (_SCRIPT, run.script))
-        above, hidden = await asyncio.to_thread(self._above, image, run, files)
+        above, hidden = await asyncio.to_thread(
+            self._above, image, run, files, resolver=not network.empty
+        )
         seen = replace(image, layers=(*above, *image.layers), config=step.config)
         with self.store.workspace() as work:
             target = work / "upper"
@@ -186,14 +189,16 @@ class Steps:
             done = await self._watched(request)
             if not done.result.ok:
                 raise step.instruction.refuse(f"RUN {failure(done)}")
-            return await asyncio.to_thread(self._kept, image, target, hidden)
+            return await asyncio.to_thread(self._kept, image, seen, target, hidden)
 
-    def _kept(self, image: Image, target: Path, hidden: Sequence[tuple[bytes, ...]]) -> str:
+    def _kept(
+        self, image: Image, seen: Image, target: Path, hidden: Sequence[tuple[bytes, ...]]
+    ) -> str:
         """Add what a step wrote, without what it alone has seen."""
         roots = self._roots(image)
         for parts in hidden:
             drop(target, parts, MergedView(roots))
-        drop_unchanged_resolver(target, roots)
+        drop_unchanged_resolver(target, self._roots(seen), roots)
         return self.store.add_layer(target)
 
     async def _told(self, network: NetworkPolicy) -> Settings:
@@ -229,15 +234,21 @@ class Steps:
     # --- what one step sees ---------------------------------------------------------------
 
     def _above(
-        self, image: Image, run: PlannedRun, files: Sequence[tuple[str, bytes]]
+        self,
+        image: Image,
+        run: PlannedRun,
+        files: Sequence[tuple[str, bytes]],
+        *,
+        resolver: bool,
     ) -> tuple[tuple[str, ...], list[tuple[bytes, ...]]]:
         """Make the layer that lies above the image while a step runs, if it needs one.
 
         Returns it, and the paths of which the step's own layer keeps nothing.
         """
-        if not files and not run.mounts:
-            return (), []
         roots = self._roots(image)
+        resolver = resolver and not has_resolver(roots)
+        if not files and not run.mounts and not resolver:
+            return (), []
         hidden: list[tuple[bytes, ...]] = []
         with self._tree() as tree:
             copy = LayerCopy(tree, roots)
@@ -246,6 +257,9 @@ class Steps:
                 for name, content in files:
                     request = Copy((), f"/{PLACE}/", mode="0755", files=((name, content),))
                     copy.copy(self.context, request)
+            if resolver:
+                directory, name = posixpath.split(RESOLV)
+                copy.copy(self.context, Copy((), f"{directory}/", files=((name, b""),)))
             for mount, origin in run.mounts:
                 place = MergedView([tree, *roots]).resolve(os.fsencode(mount.target))
                 if not place.parts:

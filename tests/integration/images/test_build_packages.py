@@ -155,6 +155,25 @@ async def test_resolver_that_a_step_writes_is_kept(node: Node, tmp_path: Path) -
     assert view.read(b"etc/resolv.conf") == b"mine\n"
 
 
+async def test_image_whose_resolver_is_a_link_to_nowhere_resolves_names_and_keeps_it(
+    node: Node, tmp_path: Path
+) -> None:
+    """Root file systems of whole machines have one: a service that is not there would fill it."""
+    link = "../run/systemd/resolve/stub-resolv.conf"
+    text = (
+        f"FROM debian:bookworm\nRUN --network=none ln -sf {link} /etc/resolv.conf\n"
+        "RUN cat /etc/resolv.conf > /seen\n"
+    )
+
+    image, _ = await _build(node, tmp_path / "context", text)
+
+    assert isinstance(node.images, ImageStore)
+    view = MergedView([node.images.layer_root(layer) for layer in image.layers])
+    assert b"nameserver 127." in (view.read(b"seen") or b"")
+    assert view.look((b"etc", b"resolv.conf"))[1] == link.encode()
+    assert [path.name for path in node.images.layer_root(image.layers[0]).iterdir()] == ["seen"]
+
+
 async def test_step_with_and_without_network_makes_one_layer(node: Node, tmp_path: Path) -> None:
     """What the builder puts in a step's way must leave no trace at all."""
     text = "FROM debian:bookworm\nRUN {}touch /made && ls / > /dev/null\n"
