@@ -18,13 +18,8 @@ from coldframe.host.egress.http import (
     refusal,
 )
 from coldframe.host.egress.policy import Verdict
-from coldframe.host.egress.requests import (
-    ClientStream,
-    PlainUpstream,
-    TlsUpstream,
-    credentials_for,
-    send_body,
-)
+from coldframe.host.egress.requests import ClientStream, credentials_for, send_body
+from coldframe.host.egress.upstreams import PlainUpstream, TlsUpstream
 from coldframe.protocol.network import Credential, EgressDecision, EgressKind
 
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
