@@ -12,6 +12,7 @@ pytest_plugins = [
         "tests.fixtures.images",
         "tests.fixtures.runtime",
         "tests.fixtures.client",
+        "tests.fixtures.service",
         "tests.fixtures.egress",
     )
     if importlib.util.find_spec(name) is not None

@@ -39,6 +39,7 @@ ROOMS: dict[str, Room] = {
         "Say what this machine can do, what is missing, and the command that fixes it.",
     ),
     "run": Room("coldframe.cli.run:run", "Run one command in a fresh sandbox of an image."),
+    "serve": Room("coldframe.cli.serve:serve", "Serve this machine's node to clients."),
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
     "task": Room("coldframe.cli.task:app", "Check that tasks are honest."),
     "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),

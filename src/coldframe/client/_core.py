@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal as signals
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import ClientClosedError, ColdframeError, SandboxStateError
+from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
     Capabilities,
     ExecRequest,
@@ -18,7 +19,6 @@ from coldframe.protocol.models import (
     SandboxInfo,
     SandboxSpec,
     SignalScope,
-    Stream,
 )
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from coldframe.client._link import NodeLink, NodeOpener
     from coldframe.protocol.network import NetworkPolicy
-
-READ_BYTES = 1 << 18
-"""How much one read of output asks for."""
 
 
 class ClientCore:
@@ -173,70 +170,3 @@ class Streaming:
         finally:
             if self.result is None:
                 await kill_quietly(link, self._sandbox_id, self.operation_id)
-
-
-async def merged(
-    link: NodeLink, operation_id: str, cursors: Mapping[Stream, int] | None = None
-) -> AsyncGenerator[OutputChunk, None]:
-    """Yield stdout and stderr as they come, until the command has ended and all is read.
-
-    Ends with the command, whoever still holds its pipes. Each stream is read at most one
-    chunk ahead of the caller.
-    """
-    at: dict[Stream, int] = {"stdout": 0, "stderr": 0, **(cursors or {})}
-    reads = {stream: _reading(link, operation_id, stream, at[stream]) for stream in at}
-    ended = asyncio.ensure_future(link.wait_exec(operation_id))
-    try:
-        while reads and not ended.done():
-            await asyncio.wait({*reads.values(), ended}, return_when=asyncio.FIRST_COMPLETED)
-            for stream, read in list(reads.items()):
-                if not read.done():
-                    continue
-                chunk = read.result()
-                at[stream] = chunk.next_cursor
-                if chunk.data or chunk.dropped_bytes:
-                    yield chunk
-                if chunk.eof:
-                    del reads[stream]
-                else:
-                    reads[stream] = _reading(link, operation_id, stream, at[stream])
-        result = await ended
-    finally:
-        await _cancel({*reads.values(), ended})
-    totals: dict[Stream, int] = {
-        "stdout": result.out.total_bytes,
-        "stderr": result.err.total_bytes,
-    }
-    for stream, end in totals.items():
-        async for chunk in between(link, operation_id, stream, at[stream], end):
-            yield chunk
-
-
-async def between(
-    link: NodeLink, operation_id: str, stream: Stream, cursor: int, end: int
-) -> AsyncIterator[OutputChunk]:
-    """Yield what lies from `cursor` up to `end`; all of it is in the spool or dropped."""
-    while cursor < end:
-        wanted = min(READ_BYTES, end - cursor)
-        chunk = await link.read_output(operation_id, stream, cursor, wanted, False)
-        if chunk.offset >= end or chunk.next_cursor == cursor:
-            yield OutputChunk(stream=stream, offset=end, data=b"", dropped_bytes=end - cursor)
-            return
-        cursor = chunk.next_cursor
-        yield chunk
-
-
-def _reading(
-    link: NodeLink, operation_id: str, stream: Stream, cursor: int
-) -> asyncio.Task[OutputChunk]:
-    return asyncio.ensure_future(_read(link, operation_id, stream, cursor))
-
-
-async def _read(link: NodeLink, operation_id: str, stream: Stream, cursor: int) -> OutputChunk:
-    return await link.read_output(operation_id, stream, cursor, READ_BYTES, True)
-
-
-async def _cancel(tasks: set[asyncio.Task[OutputChunk] | asyncio.Task[ExecResult]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from coldframe.client._core import kill_quietly, merged
+from coldframe.client._core import kill_quietly
+from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
     ExecRequest,
     ExecResult,
@@ -20,6 +20,8 @@ from coldframe.protocol.models import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
+
     from coldframe.client._core import ClientCore
     from coldframe.protocol.network import EgressEvents, NetworkPolicy
     from coldframe.runtimes.base import FileAccess
@@ -72,13 +74,7 @@ class SandboxCore:
 
     async def poll(self, operation_id: str) -> ExecResult | None:
         """Return the result if the command has ended, else None."""
-        ended = asyncio.ensure_future(self.wait(operation_id))
-        await asyncio.wait({ended}, timeout=0)
-        if ended.done():
-            return ended.result()
-        ended.cancel()
-        await asyncio.wait({ended})
-        return None
+        return await (await self._client.link()).poll_exec(operation_id)
 
     async def read(
         self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool

@@ -25,10 +25,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from coldframe.client._core import between, kill_quietly
+from coldframe.client._core import kill_quietly
 from coldframe.client._requests import checked, encoded, exec_request
 from coldframe.client._windows import Window
 from coldframe.protocol.errors import InvalidRequestError, SandboxStateError, SessionEndedError
+from coldframe.protocol.following import between
 from coldframe.protocol.models import (
     MIB,
     ExecRequest,

@@ -67,6 +67,16 @@ class Execs:
         self._outputs = Outputs(settings)
         operations.on_expire = self._outputs.drop
 
+    @property
+    def running(self) -> int:
+        """Commands that have not ended, those that wait for their turn included."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Commands that wait for their turn."""
+        return self._queue.depth
+
     # --- life of one command ----------------------------------------------------------
 
     def begin(self, sandbox: Sandbox, request: ExecRequest) -> ExecOperation:

@@ -71,6 +71,8 @@ class Sandbox:
     """Operations that have not ended."""
     lingering: dict[str, ExecOperation] = field(default_factory=dict)
     """Ended operations that left processes running, whose output goes on."""
+    watchers: list[asyncio.Future[None]] = field(default_factory=list)
+    """Of those that wait for its next transition."""
     spool_bytes: int = 0
     """What the output of its commands counts for, beyond their results."""
 
@@ -101,6 +103,16 @@ class Sandbox:
         """Whether it is in a final state."""
         return self.state in ENDED
 
+    async def moved(self) -> None:
+        """Return after the next transition."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.watchers.append(turn)
+        try:
+            await turn
+        finally:
+            if turn in self.watchers:
+                self.watchers.remove(turn)
+
     def move(self, state: SandboxState, reason: str | None = None) -> None:
         """Make a transition and raise the version.
 
@@ -116,6 +128,10 @@ class Sandbox:
             self.ready_at = time.time()
         if state in ENDED:
             self.ended_at = time.time()
+        watchers, self.watchers = self.watchers, []
+        for turn in watchers:
+            if not turn.done():
+                turn.set_result(None)
 
     def refusal(self) -> ColdframeError | None:
         """Why it takes no operation now; None when it does."""

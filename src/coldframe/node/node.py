@@ -7,8 +7,9 @@ lives; what a dead one left is found by that and reaped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,20 +26,22 @@ from coldframe.node.files import GuardedFiles
 from coldframe.node.home import NodeHome
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
-from coldframe.node.sandboxes import CloseReport, Sandboxes
+from coldframe.node.sandboxes import CloseReport, Load, Sandboxes
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import CapabilityError, ClientClosedError
+from coldframe.protocol.errors import CapabilityError, ClientClosedError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_node_id
 from coldframe.protocol.models import (
     Capabilities,
     ExecRequest,
     ExecResult,
     Fingerprint,
+    ImageInfo,
     Ledger,
     OutputChunk,
     ProcessInfo,
     SandboxInfo,
     SandboxSpec,
+    SandboxState,
     SignalScope,
     Stream,
 )
@@ -135,13 +138,18 @@ class Node:
     # --- sandboxes --------------------------------------------------------------------
 
     async def create_sandbox(
-        self, spec: SandboxSpec, *, operation_id: str | None = None
+        self,
+        spec: SandboxSpec,
+        *,
+        operation_id: str | None = None,
+        admit: Callable[[], None] | None = None,
     ) -> SandboxInfo:
         """Make a sandbox; return once it is ready.
 
         With an operation id the create goes on when the caller is cancelled, and asking again
         gives its answer. Without one nobody could ask, so it is undone. The label `owner` names
-        whose turn it takes in the queue.
+        whose turn it takes in the queue. `admit` is called in the moment before a new sandbox is
+        recorded; what it raises refuses that one, and no answer that is there already.
 
         Raises:
             ImageNotFoundError, NameInUseError, CapacityError: refused; nothing was begun.
@@ -151,19 +159,22 @@ class Node:
         """
         self._require_open()
         if operation_id is None:
-            sandbox = self._sandboxes.begin(spec, self._resolve(spec))
+            sandbox = self._begin(spec, admit)
             return await self._sandboxes.made_or_undone(sandbox)
         known = self._operations.find_create(check_operation_id(operation_id), spec)
         if known is None:
-            sandbox = self._sandboxes.begin(spec, self._resolve(spec))
+            sandbox = self._begin(spec, admit)
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
             self._operations.add(known)
             sandbox.creating.then(partial(self._operations.settle, known))
         return await known.ended
 
-    def _resolve(self, spec: SandboxSpec) -> Image:
-        return self.images.resolve(spec.image)
+    def _begin(self, spec: SandboxSpec, admit: Callable[[], None] | None) -> Sandbox:
+        image = self.images.resolve(spec.image)
+        if admit is not None:
+            admit()
+        return self._sandboxes.begin(spec, image)
 
     async def get(self, id_or_name: str) -> SandboxInfo:
         """Return what is known of a sandbox: by id also when it has ended, by name while live."""
@@ -175,6 +186,30 @@ class Node:
         wanted = (labels or {}).items()
         live = self._sandboxes.live()
         return tuple(s.info() for s in live if wanted <= s.spec.labels.items())
+
+    def specs(self, labels: Mapping[str, str]) -> Iterator[SandboxSpec]:
+        """Yield what those were asked for that have not ended and carry all these labels."""
+        self._require_open()
+        wanted = labels.items()
+        return (s.spec for s in self._sandboxes.live() if wanted <= s.spec.labels.items())
+
+    def spec_of(self, id_or_name: str) -> SandboxSpec | None:
+        """Return what was asked for under an id or name; None: it is not known."""
+        try:
+            return self._find(id_or_name).spec
+        except SandboxNotFoundError:
+            return None
+
+    async def wait_for_state(
+        self, id_or_name: str, states: Collection[SandboxState], timeout_s: float
+    ) -> SandboxInfo:
+        """Return once it is in one of these states, has ended, or after `timeout_s`."""
+        sandbox = self._find(id_or_name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while sandbox.state not in states and not sandbox.ended:
+                    await sandbox.moved()
+        return sandbox.info()
 
     async def delete(self, id_or_name: str, *, expected_version: int | None = None) -> SandboxInfo:
         """End a sandbox; return when nothing of it is left. One that has ended already is fine."""
@@ -231,6 +266,12 @@ class Node:
         """
         self._require_open()
         return await self._operations.get(operation_id).ended
+
+    async def poll_exec(self, operation_id: str) -> ExecResult | None:
+        """Return how a command ended, None while it runs. Raises as `wait_exec`."""
+        self._require_open()
+        ended = self._operations.get(operation_id).ended
+        return ended.result() if ended.done() else None
 
     async def read_output(
         self,
@@ -334,6 +375,11 @@ class Node:
         self._require_open()
         return self.runtime.capabilities()
 
+    def load(self) -> Load:
+        """How much there is of what, at this moment."""
+        self._require_open()
+        return self._sandboxes.load()
+
     async def ledger(self) -> Ledger:
         """Count every sandbox there ever was, and compare the kernel with those that live."""
         self._require_open()
@@ -347,6 +393,24 @@ class Node:
             names = self._sandboxes.recent_ids()
             leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
         return self._sandboxes.count(leaks)
+
+    def list_images(self) -> tuple[ImageInfo, ...] | None:
+        """Return the named images of the store; None: there is none, and any name will do."""
+        self._require_open()
+        from coldframe.images.store import ImageStore
+
+        if not isinstance(self.images, ImageStore):
+            return None
+        return tuple(
+            ImageInfo(
+                name=record.name,
+                digest=record.digest,
+                layers=record.layers,
+                created_at=record.created_at,
+                size_bytes=record.size_bytes,
+            )
+            for record in self.images.list()
+        )
 
     async def build_image(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,22 @@ class CloseReport:
     """Sandboxes that were live and have been ended."""
     failures: tuple[str, ...] = ()
     """What could not be ended or given back, one sentence each."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much a node has of what."""
+
+    states: Mapping[SandboxState, int]
+    """Sandboxes that have not ended."""
+    counts: Mapping[str, int]
+    """As in the ledger: created, deleted, expired, failed, lost."""
+    running: int
+    """Commands that have not ended, those that wait included."""
+    waiting: Mapping[str, int]
+    """Depth of each queue: creates, destroys, commands."""
+    full: str | None
+    """Why no sandbox could be made now; None: nothing is in the way."""
 
 
 class _Ids(Sequence[str]):
@@ -149,6 +165,25 @@ class Sandboxes:
         """The ledger at this moment."""
         return Ledger(**self._counts, live=len(self._live), leaked=len(leaks), leaks=leaks)
 
+    def load(self) -> Load:
+        """How much there is of what."""
+        states = Counter(sandbox.state for sandbox in self._live.values())
+        waiting = {
+            "creates": self._creates.depth,
+            "destroys": self._destroys.depth,
+            "commands": self._execs.waiting,
+        }
+        full = self._full()
+        reason = None if full is None else str(full)
+        return Load(states, dict(self._counts), self._execs.running, waiting, reason)
+
+    def _full(self) -> CapacityError | None:
+        if len(self._live) >= self._settings.max_sandboxes:
+            return CapacityError(f"{len(self._live)} sandboxes are alive on this node already")
+        if self._creates.depth >= self._settings.queue_limit:
+            return CapacityError(f"{self._creates.depth} creates are waiting on this node already")
+        return None
+
     # --- beginning --------------------------------------------------------------------
 
     def begin(self, spec: SandboxSpec, image: Image) -> Sandbox:
@@ -159,10 +194,9 @@ class Sandboxes:
         """
         if spec.name is not None and spec.name in self._names:
             raise NameInUseError(f"the name {spec.name!r} belongs to a live sandbox")
-        if len(self._live) >= self._settings.max_sandboxes:
-            raise CapacityError(f"{len(self._live)} sandboxes are alive on this node already")
-        if self._creates.depth >= self._settings.queue_limit:
-            raise CapacityError(f"{self._creates.depth} creates are waiting on this node already")
+        full = self._full()
+        if full is not None:
+            raise full
         sandbox = Sandbox(
             id=self._offer_id() or new_sandbox_id(self._node_id),
             node_id=self._node_id,

@@ -104,6 +104,34 @@ class ClientClosedError(ColdframeError):
     side = Side.CALLER
 
 
+class NotAuthenticatedError(ColdframeError):
+    """The service takes no request without a valid key; the message says what was wrong."""
+
+    code = "not_authenticated"
+    side = Side.CALLER
+
+
+class NotPermittedError(ColdframeError):
+    """The key is valid but lacks the scope that the request needs."""
+
+    code = "not_permitted"
+    side = Side.CALLER
+
+
+class TooLargeError(ColdframeError):
+    """The request's body is larger than the service takes; stream files instead."""
+
+    code = "too_large"
+    side = Side.CALLER
+
+
+class VersionMismatchError(ColdframeError):
+    """Client and service speak no common version of the protocol; nothing was done."""
+
+    code = "version_mismatch"
+    side = Side.CALLER
+
+
 # --- images ---------------------------------------------------------------------------
 
 
@@ -163,6 +191,21 @@ class CapacityError(ColdframeError):
 
     code = "capacity"
     side = Side.STARTUP
+    retryable = True
+
+
+class QuotaError(CapacityError):
+    """The owner's quota is used up; delete sandboxes, or try again when some have ended."""
+
+    code = "quota_exceeded"
+    side = Side.CALLER
+
+
+class ServiceUnreachableError(ColdframeError):
+    """The service did not answer; `execution` says whether it may have done what was asked."""
+
+    code = "service_unreachable"
+    side = Side.ENVIRONMENT
     retryable = True
 
 

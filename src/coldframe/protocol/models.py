@@ -402,6 +402,18 @@ class Fingerprint(_Model):
     excluded: tuple[str, ...]
 
 
+class ImageInfo(_Model):
+    """One named image of the node's store."""
+
+    name: str
+    digest: str
+    layers: tuple[str, ...]
+    """Digests, top first."""
+    created_at: float
+    size_bytes: int
+    """Content of its layers, those shared with other images included."""
+
+
 class Capabilities(_Model):
     """What a runtime has probed, never what it hopes for."""
 

@@ -25,6 +25,15 @@ WALLS = {
     "coldframe.runtimes": {"client", "node", "host", "rollouts"},
     "coldframe.runtimes.base": {"client", "node", "host", "rollouts"},
     "coldframe.node.node": {"client", "rollouts", "trajectories", "harnesses", "cli", "+typer"},
+    "coldframe.gateway.server": {
+        "client",
+        "rollouts",
+        "trajectories",
+        "harnesses",
+        "cli",
+        "+typer",
+    },
+    "coldframe.client._remote": {"node", "host", "runtimes", "gateway", "cli", "+fastapi"},
     "coldframe.client": {"node", "host", "runtimes", "rollouts", "cli", "+typer", "+structlog"},
     "coldframe.trajectories.store": {"node", "host", "runtimes", "rollouts", "cli", "+typer"},
     "coldframe.harnesses": {"node", "host", "runtimes", "rollouts", "cli", "+typer"},
@@ -84,6 +93,7 @@ def test_import_contracts_are_kept() -> None:
 def test_environment_is_read_by_settings_only() -> None:
     """A room that reads the environment behind its settings cannot be tested or embedded."""
     allowed = {
+        "src/coldframe/client/_address.py",
         "src/coldframe/images/bootstrap.py",  # hands apt and mmdebstrap their own
         "src/coldframe/node/settings.py",
         "src/coldframe/rollouts/settings.py",

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from coldframe.client._address import opener
 from coldframe.client._arguments import typed_arguments, typed_methods
 from coldframe.client._core import ClientCore
 from coldframe.client._link import NodeOpener
-from coldframe.client._open import in_process
 from coldframe.client._portal import Portal
 from coldframe.client._requests import sandbox_spec
 from coldframe.client._sync.sandbox import Sandbox
@@ -21,29 +21,35 @@ from coldframe.protocol.network import NetworkLike, network_policy
 
 @typed_methods
 class SandboxClient:
-    """Makes and finds sandboxes. Runs a node in this process, opened on the first use.
+    """Makes and finds sandboxes: on a service's node, or on one that it runs in this process.
 
-    Closing it deletes the sandboxes that it made, and so does leaving its `with` block or the
-    end of the program; sandboxes end with a killed program too. Any number of threads or tasks
-    may use one client. A forked process opens one of its own (ClientClosedError otherwise).
+    The node is opened on the first use. Closing the client deletes the sandboxes that it made, and
+    so does leaving its `with` block or the end of the program. Those of a killed program end with
+    it in this process, and with their lease on a service. Any number of threads or tasks may use
+    one client. A forked process opens one of its own (ClientClosedError otherwise).
     """
 
     @typed_arguments
     def __init__(
         self,
         *,
+        url: str | None = None,
+        api_key: str | None = None,
         home: str | Path | None = None,
         runtime: str | None = None,
         open_node: NodeOpener | None = None,
     ) -> None:
-        """Say which node to open.
+        """Say which node to use: a service's, or one of this process.
 
         Args:
+            url: of a service: `unix:/PATH`, `http://HOST:PORT`, `https://HOST:PORT`; default
+                COLDFRAME_URL, else none: a node in this process.
+            api_key: for a service that asks for one; default COLDFRAME_API_KEY.
             home: where images and state are; default COLDFRAME_HOME, else /var/lib/coldframe.
             runtime: `native`, or `fake`: no isolation; default COLDFRAME_RUNTIME, else `native`.
             open_node: opens another node than that; called once, on the client's event loop.
         """
-        self._core = ClientCore(open_node or in_process(home, runtime))
+        self._core = ClientCore(open_node or opener(url, api_key, home, runtime))
         self._portal = Portal(self._core.close)
 
     def __enter__(self) -> Self:

@@ -1,0 +1,84 @@
+"""`coldframe serve`: a node as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coldframe.cli import render
+from coldframe.protocol.errors import ColdframeError, InvalidRequestError
+
+DEFAULT_SOCKET = Path("/run/coldframe/node.sock")
+
+
+def serve(
+    unix: Annotated[
+        Path | None,
+        typer.Option("--unix", metavar="PATH", help="A unix socket, for root and this user only."),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="TCP; port 0 takes a free one.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM; with --listen.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
+) -> int:
+    """Serve this machine's node to clients: on a unix socket, on TCP, or both.
+
+    Without options: on /run/coldframe/node.sock. TCP asks for keys (coldframe key create); as
+    long as there is none, it is loopback only. SIGTERM lets requests come to their end, then ends
+    every sandbox; a second one does not wait.
+    """
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidRequestError("give --tls-cert and --tls-key, or neither")
+    tls = None
+    if tls_cert is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(tls_cert, tls_key)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if unix is None and listen is None:
+        unix = DEFAULT_SOCKET
+    return asyncio.run(_serve(unix and unix.absolute(), listen, tls))
+
+
+async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | None) -> int:
+    from coldframe.gateway.server import Doors, Listen, until_stopped
+    from coldframe.gateway.store import open_store
+    from coldframe.node.node import Node
+    from coldframe.node.settings import NodeSettings
+
+    settings = NodeSettings.from_environment()
+    at = None if listen is None else Listen.parse(listen)
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(open_store(settings.home))
+        node = await stack.enter_async_context(Node(settings))
+        doors = Doors(node, store)
+        try:
+            if at is not None:
+                at = await doors.open_tcp(at, tls)
+                scheme = "http" if tls is None else "https"
+                _say(f"serving {scheme}://{at}")
+                if not store.any_keys():
+                    _say("no keys: loopback only, and whoever is on this machine may do everything")
+            if unix is not None:
+                await doors.open_unix(unix)
+                _say(f"serving unix:{unix}")
+            report = await until_stopped(doors, node)
+        except ColdframeError:
+            await doors.close()
+            raise
+    for failure in report.failures:
+        print(f"coldframe: {render.sentence(failure)}", file=sys.stderr)
+    return 1 if report.failures else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

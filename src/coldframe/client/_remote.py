@@ -1,0 +1,365 @@
+"""A node behind a service: the `NodeLink` that speaks HTTP.
+
+A request is sent again only where that does nothing twice: looking, creates and commands (by
+their operation ids), and what ends in the same state. Whoever waits longer than one request may
+asks again, so a connection that is lost on the way costs nothing but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
+
+from coldframe.client._http import Address, Answer, Headers, Http
+from coldframe.client._remote_files import RemoteFiles
+from coldframe.protocol import wire
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ColdframeError,
+    Execution,
+    ServiceUnreachableError,
+)
+from coldframe.protocol.ids import new_operation_id
+from coldframe.protocol.models import (
+    Capabilities,
+    ExecRequest,
+    ExecResult,
+    Fingerprint,
+    Ledger,
+    OutputChunk,
+    ProcessInfo,
+    SandboxInfo,
+    SandboxSpec,
+    SignalScope,
+    Stream,
+)
+from coldframe.protocol.network import EgressEvents, NetworkPolicy
+
+if TYPE_CHECKING:
+    from coldframe.images.base import Image
+
+M = TypeVar("M", bound=BaseModel)
+
+_POLL_S = 30.0
+_MARGIN_S = 30.0
+"""How much longer than its poll an answer may take before its connection counts as lost."""
+_CREATE_S = 120.0
+"""How long one request for a sandbox waits; the same is then asked again."""
+_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Before each further try to reach a service."""
+
+
+@dataclass(frozen=True)
+class RemoteCloseReport:
+    """See `CloseReport`."""
+
+    failures: tuple[str, ...] = ()
+
+
+class RemoteNode:
+    """See `NodeLink`. Every method also raises ServiceUnreachableError, and errors of keys."""
+
+    def __init__(self, http: Http, capabilities: Capabilities) -> None:
+        self._http, self._capabilities = http, capabilities
+        self._undeleted: dict[str, None] = {}
+        self._relays: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, address: Address, api_key: str | None) -> RemoteNode:
+        """Reach a service and ask what it can do.
+
+        Raises:
+            ServiceUnreachableError, NotAuthenticatedError, VersionMismatchError: it cannot be used.
+        """
+        headers = [(wire.VERSION_HEADER, str(wire.PROTOCOL_VERSION))]
+        if api_key is not None:
+            headers.append(("Authorization", f"Bearer {_checked(api_key)}"))
+        http = Http(address, headers)
+        try:
+            told = await _call(http, "GET", "/v1/capabilities")
+        except BaseException:
+            http.close()
+            raise
+        return cls(http, wire.load(Capabilities, told.body))
+
+    async def close(self) -> RemoteCloseReport:
+        """Delete once more what could not be deleted, and close the connections."""
+        failures = []
+        for sandbox_id in list(self._undeleted):
+            try:
+                await self.delete(sandbox_id)
+            except ColdframeError as error:
+                failures.append(str(error))
+        for task in self._relays:
+            task.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        self._http.close()
+        return RemoteCloseReport(tuple(failures))
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def ledger(self) -> Ledger:
+        return await self._get(Ledger, "/v1/ledger")
+
+    # --- sandboxes --------------------------------------------------------------------
+
+    async def create_sandbox(
+        self, spec: SandboxSpec, *, operation_id: str | None = None
+    ) -> SandboxInfo:
+        key = operation_id or new_operation_id()
+        making = asyncio.ensure_future(self._create(spec, key))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if operation_id is None:
+                # Nobody knows its id, so nobody else could end it.
+                await asyncio.shield(asyncio.ensure_future(self._undo(making)))
+            else:
+                making.cancel()
+            raise
+
+    async def _create(self, spec: SandboxSpec, key: str) -> SandboxInfo:
+        answer = await self._call(
+            "POST",
+            "/v1/sandboxes",
+            wire.dump(spec, secrets=True),
+            [("Idempotency-Key", key)],
+            within_s=_CREATE_S,
+        )
+        return wire.load(SandboxInfo, answer.body)
+
+    async def _undo(self, making: asyncio.Future[SandboxInfo]) -> None:
+        with contextlib.suppress(ColdframeError):
+            await self.delete((await making).id)
+
+    async def get(self, id_or_name: str, /) -> SandboxInfo:
+        return await self._get(SandboxInfo, _sandbox(id_or_name))
+
+    async def list(self, labels: Mapping[str, str] | None = None, /) -> tuple[SandboxInfo, ...]:
+        query: list[tuple[str, str]] = [("limit", "1000")]
+        query += [("label", f"{name}={value}") for name, value in (labels or {}).items()]
+        found: list[SandboxInfo] = []
+        cursor: str | None = None
+        while True:
+            asked = query if cursor is None else [*query, ("cursor", cursor)]
+            answer = await self._call("GET", f"/v1/sandboxes?{urlencode(asked)}")
+            page = json.loads(answer.body)
+            found += wire.load_all(SandboxInfo, json.dumps(page["sandboxes"]).encode())
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return tuple(found)
+
+    async def delete(self, sandbox_id: str, /) -> SandboxInfo:
+        self._undeleted[sandbox_id] = None
+        answer = await self._call("DELETE", _sandbox(sandbox_id))
+        self._undeleted.pop(sandbox_id, None)
+        return wire.load(SandboxInfo, answer.body)
+
+    async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo:
+        ttl = ttl_s if ttl_s is None or math.isfinite(ttl_s) else -1.0
+        body = json.dumps({"ttl_s": ttl}).encode()
+        answer = await self._call("PUT", f"{_sandbox(sandbox_id)}/lease", body)
+        return wire.load(SandboxInfo, answer.body)
+
+    async def set_network(
+        self, sandbox_id: str, policy: NetworkPolicy, /, *, expected_version: int | None = None
+    ) -> SandboxInfo:
+        query = "" if expected_version is None else f"?expected_version={expected_version}"
+        target = f"{_sandbox(sandbox_id)}/network{query}"
+        answer = await self._call("PUT", target, wire.dump(policy, secrets=True))
+        return wire.load(SandboxInfo, answer.body)
+
+    async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents:
+        target = f"{_sandbox(sandbox_id)}/egress?cursor={cursor}&limit={min(limit, 10_000)}"
+        return await self._get(EgressEvents, target)
+
+    async def fingerprint(self, sandbox_id: str, /) -> Fingerprint:
+        return await self._get(Fingerprint, f"{_sandbox(sandbox_id)}/fingerprint")
+
+    async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]:
+        answer = await self._call("GET", f"{_sandbox(sandbox_id)}/processes")
+        return wire.load_all(ProcessInfo, answer.body)
+
+    async def kill_processes(
+        self, sandbox_id: str, operation_id: str | None = None, /
+    ) -> tuple[ProcessInfo, ...]:
+        query = "" if operation_id is None else f"?operation_id={quote(operation_id)}"
+        answer = await self._call("DELETE", f"{_sandbox(sandbox_id)}/processes{query}")
+        return wire.load_all(ProcessInfo, answer.body)
+
+    async def listening_ports(self, sandbox_id: str, /) -> tuple[int, ...]:
+        answer = await self._call("GET", f"{_sandbox(sandbox_id)}/ports")
+        return tuple(json.loads(answer.body))
+
+    # --- commands ---------------------------------------------------------------------
+
+    async def exec(self, sandbox_id: str, request: ExecRequest, /) -> ExecResult:
+        request = _identified(request)
+        answer = await self._submit(sandbox_id, request, _POLL_S)
+        if answer.status == 202:
+            assert request.operation_id is not None
+            return await self.wait_exec(request.operation_id)
+        return wire.load(ExecResult, answer.body)
+
+    async def start_exec(self, sandbox_id: str, request: ExecRequest, /) -> str:
+        request = _identified(request)
+        assert request.operation_id is not None
+        while not json.loads((await self._submit(sandbox_id, request, 0.0)).body)["started"]:
+            pass
+        return request.operation_id
+
+    async def _submit(self, sandbox_id: str, request: ExecRequest, wait_s: float) -> Answer:
+        target = f"{_sandbox(sandbox_id)}/execs?wait_s={wait_s:g}"
+        body = wire.dump(request)
+        return await self._call("POST", target, body, within_s=_POLL_S + _MARGIN_S)
+
+    async def wait_exec(self, operation_id: str, /) -> ExecResult:
+        while True:
+            answer = await self._poll(operation_id, _POLL_S)
+            if answer.status == 200:
+                return wire.load(ExecResult, answer.body)
+
+    async def poll_exec(self, operation_id: str, /) -> ExecResult | None:
+        answer = await self._poll(operation_id, 0.0)
+        return wire.load(ExecResult, answer.body) if answer.status == 200 else None
+
+    async def _poll(self, operation_id: str, wait_s: float) -> Answer:
+        target = f"{_exec(operation_id)}?wait_s={wait_s:g}"
+        return await self._call("GET", target, within_s=wait_s + _MARGIN_S)
+
+    async def read_output(
+        self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool, /
+    ) -> OutputChunk:
+        wait_s = _POLL_S if wait else 0.0
+        most = min(max_bytes, 1 << 24)
+        target = (
+            f"{_exec(operation_id)}/output/{stream}"
+            f"?cursor={cursor}&max_bytes={most}&wait_s={wait_s:g}"
+        )
+        while True:
+            answer = await self._call("GET", target, within_s=_POLL_S + _MARGIN_S)
+            chunk = wire.read_chunk(stream, answer.headers, answer.body)
+            if not wait or chunk.data or chunk.eof or chunk.dropped_bytes:
+                return chunk
+
+    async def write_stdin(self, operation_id: str, data: bytes, /) -> None:
+        # How much of it was written when a connection is lost is not known: never sent again.
+        await self._call("POST", f"{_exec(operation_id)}/stdin", data, replay=False)
+
+    async def close_stdin(self, operation_id: str, /) -> None:
+        await self._call("POST", f"{_exec(operation_id)}/stdin?close=true")
+
+    async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int:
+        body = json.dumps({"signal": signum, "scope": scope}).encode()
+        answer = await self._call("POST", f"{_exec(operation_id)}/signal", body, replay=False)
+        return int(json.loads(answer.body)["reached"])
+
+    async def resize(self, operation_id: str, rows: int, cols: int, /) -> None:
+        body = json.dumps({"rows": rows, "cols": cols}).encode()
+        await self._call("PUT", f"{_exec(operation_id)}/terminal", body)
+
+    async def mark(self, operation_id: str, /) -> tuple[int, int]:
+        answer = await self._call("POST", f"{_exec(operation_id)}/mark")
+        totals = json.loads(answer.body)
+        return totals["stdout"], totals["stderr"]
+
+    async def forget(self, operation_id: str, /) -> None:
+        await self._call("DELETE", f"{_exec(operation_id)}/output")
+
+    # --- streams ----------------------------------------------------------------------
+
+    def files(self, sandbox_id: str, /) -> RemoteFiles:
+        return RemoteFiles(self._http, self._call, _sandbox(sandbox_id))
+
+    async def connect(
+        self, sandbox_id: str, port: int, /
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        from coldframe.client._tunnel import tunnel
+
+        target = f"{_sandbox(sandbox_id)}/ports/{port}/stream"
+        return await tunnel(self._http, target, self._relays)
+
+    async def build_image(self, name: str, context: object, **_: object) -> Image:
+        raise CapabilityError(
+            f"images are built on the node's own machine: run coldframe image build {name} there"
+        )
+
+    # --- requests ---------------------------------------------------------------------
+
+    async def _get(self, kind: type[M], target: str) -> M:
+        return wire.load(kind, (await self._call("GET", target)).body)
+
+    async def _call(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Headers = (),
+        *,
+        replay: bool = True,
+        within_s: float | None = None,
+    ) -> Answer:
+        return await _call(
+            self._http, method, target, body, headers, replay=replay, within_s=within_s
+        )
+
+
+async def _call(
+    http: Http,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    headers: Headers = (),
+    *,
+    replay: bool = True,
+    within_s: float | None = None,
+) -> Answer:
+    """Return a good answer, or raise the error that it stands for.
+
+    With `replay` the request may be sent again when its connection was lost; without it only if
+    it was never sent.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            answer = await http.request(method, target, body, headers, within_s=within_s)
+        except ServiceUnreachableError as error:
+            sent = error.execution is not Execution.NOT_EXECUTED
+            if pause_s is None or (sent and not replay):
+                raise
+            await asyncio.sleep(pause_s)
+            continue
+        if answer.status >= 400:
+            raise wire.read_error(answer.body, answer.status)
+        return answer
+    raise AssertionError("the last try returns or raises")
+
+
+def _identified(request: ExecRequest) -> ExecRequest:
+    if request.operation_id is not None:
+        return request
+    return request.model_copy(update={"operation_id": new_operation_id()})
+
+
+def _sandbox(sandbox_id: str) -> str:
+    return f"/v1/sandboxes/{quote(sandbox_id, safe='')}"
+
+
+def _exec(operation_id: str) -> str:
+    return f"/v1/execs/{quote(operation_id, safe='')}"
+
+
+def _checked(api_key: str) -> str:
+    # A line end would begin a header of its own.
+    return "".join(letter for letter in api_key if letter.isascii() and letter.isprintable())
+
+
+__all__ = ["RemoteNode"]

@@ -1,0 +1,143 @@
+"""Files of a sandbox behind a service: contents stream both ways as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+from coldframe.client._http import Answer, Http
+from coldframe.protocol import wire
+from coldframe.protocol.models import FileEntry, FileStat
+
+Path = str | bytes
+Owner = tuple[int, int] | None
+Call = Callable[..., Awaitable[Answer]]
+
+
+class RemoteFiles:
+    """See `FileAccess`. Changes are not sent again when a connection is lost on the way."""
+
+    def __init__(self, http: Http, call: Call, sandbox: str) -> None:
+        self._http, self._call, self._sandbox = http, call, sandbox
+
+    def _target(self, route: str, path: Path, **more: Any) -> str:
+        query = "".join(f"&{name}={_text(value)}" for name, value in more.items())
+        return f"{self._sandbox}/{route}?path={_quoted(path)}{query}"
+
+    async def stat(self, path: Path, *, follow: bool = True) -> FileStat:
+        answer = await self._call("GET", self._target("files/stat", path, follow=follow))
+        return wire.load(FileStat, answer.body)
+
+    async def list(self, path: Path) -> tuple[FileEntry, ...]:
+        answer = await self._call("GET", self._target("files/list", path))
+        return wire.load_all(FileEntry, answer.body)
+
+    async def read(
+        self, path: Path, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        if length == 0:
+            await self.stat(path)
+            return
+        last = "" if length is None else str(offset + length - 1)
+        whole = offset == 0 and length is None
+        headers = [] if whole else [("Range", f"bytes={offset}-{last}")]
+        target = self._target("files", path)
+        async with self._http.stream("GET", target, headers=headers) as (head, pieces):
+            if head.status == 416:
+                return
+            if head.status >= 400:
+                raise wire.read_error(await _whole(pieces), head.status)
+            async for piece in pieces:
+                yield piece
+
+    async def write(
+        self,
+        path: Path,
+        content: AsyncIterator[bytes],
+        *,
+        mode: int = 0o644,
+        owner: Owner = None,
+        parents: bool = True,
+    ) -> int:
+        target = self._target("files", path, mode=mode, parents=parents, **_owner(owner))
+        return int((await self._send("PUT", target, content))["bytes"])
+
+    async def mkdir(
+        self,
+        path: Path,
+        *,
+        mode: int = 0o755,
+        owner: Owner = None,
+        parents: bool = True,
+        exist_ok: bool = True,
+    ) -> None:
+        wanted = {"mode": mode, "parents": parents, "exist_ok": exist_ok, **_owner(owner)}
+        await self._post("files/directory", path, wanted, replay=exist_ok)
+
+    async def move(self, source: Path, target: Path) -> None:
+        await self._call(
+            "POST",
+            f"{self._target('files/move', source)}&target={_quoted(target)}",
+            replay=False,
+        )
+
+    async def remove(self, path: Path, *, recursive: bool = False) -> None:
+        target = self._target("files", path, recursive=recursive)
+        await self._call("DELETE", target, replay=False)
+
+    async def chmod(self, path: Path, mode: int) -> None:
+        await self._put("files/mode", path, {"mode": mode})
+
+    async def chown(self, path: Path, uid: int, gid: int) -> None:
+        await self._put("files/owner", path, {"uid": uid, "gid": gid})
+
+    async def tar_down(self, path: Path) -> AsyncIterator[bytes]:
+        async with self._http.stream("GET", self._target("archive", path)) as (head, pieces):
+            if head.status >= 400:
+                raise wire.read_error(await _whole(pieces), head.status)
+            async for piece in pieces:
+                yield piece
+
+    async def tar_up(
+        self, path: Path, content: AsyncIterator[bytes], *, owner: Owner = None
+    ) -> int:
+        target = self._target("archive", path, **_owner(owner))
+        return int((await self._send("PUT", target, content))["members"])
+
+    # --- requests ---------------------------------------------------------------------
+
+    async def _send(
+        self, method: str, target: str, content: AsyncIterator[bytes]
+    ) -> dict[str, Any]:
+        async with self._http.stream(method, target, content) as (head, pieces):
+            body = await _whole(pieces)
+        if head.status >= 400:
+            raise wire.read_error(body, head.status)
+        told: dict[str, Any] = json.loads(body)
+        return told
+
+    async def _post(self, route: str, path: Path, body: dict[str, Any], *, replay: bool) -> None:
+        target = self._target(route, path)
+        await self._call("POST", target, json.dumps(body).encode(), replay=replay)
+
+    async def _put(self, route: str, path: Path, body: dict[str, Any]) -> None:
+        await self._call("PUT", self._target(route, path), json.dumps(body).encode())
+
+
+async def _whole(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+def _quoted(path: Path) -> str:
+    data = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
+    return quote(data, safe="/")
+
+
+def _owner(owner: Owner) -> dict[str, int]:
+    return {} if owner is None else {"uid": owner[0], "gid": owner[1]}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,120 @@
+"""The application: routes under /v1, errors as one kind of answer, the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+import coldframe
+from coldframe.gateway import execs, failures, files, ports, sandboxes, service, streams
+from coldframe.gateway.context import Service, enter
+from coldframe.gateway.identity import Scope
+from coldframe.gateway.models import ErrorBody, Lease, MakeDirectory, Mode, Ownership, Signal
+from coldframe.protocol.errors import (
+    ColdframeError,
+    ConflictError,
+    InvalidRequestError,
+    SandboxStateError,
+)
+from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
+from coldframe.protocol.network import NetworkPolicy
+
+_BODIES = (
+    SandboxSpec,
+    ExecRequest,
+    NetworkPolicy,
+    PtySize,
+    Lease,
+    Signal,
+    MakeDirectory,
+    Mode,
+    Ownership,
+)
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorBody, "description": "Refused or failed."}
+}
+
+
+def make_app(made: Service) -> FastAPI:
+    """Return the application of a service. It knows callers only behind a `Guard`."""
+    app = FastAPI(
+        title="Coldframe",
+        version=coldframe.__version__,
+        description="Sandboxes of one node. Errors are `ErrorBody`; see its `code`.",
+        docs_url=None,
+        redoc_url=None,
+        responses=_ERRORS,
+    )
+    app.state.service = made
+    for part in (sandboxes, execs, streams, files, ports, service):
+        app.include_router(part.router)
+    app.add_exception_handler(ColdframeError, _answer_ours)
+    app.add_exception_handler(BrokenPipeError, _answer_ours)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    app.add_exception_handler(Exception, _answer_fault)
+    plain = app.openapi
+    app.openapi = lambda: _with_bodies(plain())  # type: ignore[method-assign]
+    return app
+
+
+def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
+    """Add the schemas of bodies that the routes read themselves, and drop what is never sent."""
+    schemas = document["components"]["schemas"]
+    for kind in _BODIES:
+        schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[kind.__name__] = schema
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    return document
+
+
+async def _answer_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ColdframeError | BrokenPipeError)
+    more: dict[str, Any] = {}
+    if isinstance(error, ConflictError | SandboxStateError):
+        try:
+            info = await enter(request, Scope.READ).get(request.path_params["sandbox_id"])
+            more["sandbox"] = info.model_dump(mode="json")
+        except (ColdframeError, KeyError):
+            pass  # the caller may not look, or there is nothing to see
+    return failures.answer(error, **more)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return failures.answer(InvalidRequestError(f"{where}: {first['msg']}"))
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = {404: "there is no such route", 405: "this route does not take that method"}
+    words = known.get(error.status_code, str(error.detail))
+    told = failures.answer(InvalidRequestError(f"{request.url.path[:200]}: {words}"))
+    return Response(told.body, error.status_code, error.headers, "application/json")
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """The client went away in the middle of its body: nobody reads this."""
+    del request, error
+    return Response(status_code=400)
+
+
+async def _answer_fault(request: Request, error: Exception) -> Response:
+    """A fault of ours: the log has it whole, the client a sentence."""
+    failures.log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
+    fault = ColdframeError("the service failed; its log says why")
+    return failures.answer(fault)

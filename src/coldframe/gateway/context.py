@@ -1,0 +1,210 @@
+"""What every route needs: the service, the caller's view of the node, bodies, bounded waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from fastapi import Query
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import Response
+
+from coldframe.gateway.health import HealthCheck
+from coldframe.gateway.identity import Identity, Scope
+from coldframe.gateway.meters import Meters
+from coldframe.gateway.settings import GatewaySettings
+from coldframe.gateway.tenants import Quotas, Tenant
+from coldframe.node.node import Node
+from coldframe.protocol import wire
+from coldframe.protocol.errors import InvalidRequestError, TooLargeError
+from coldframe.protocol.wire import LONGEST_POLL_S
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+WaitSeconds = Annotated[
+    float,
+    Query(ge=0, le=LONGEST_POLL_S, description="Seconds that the answer may be waited for."),
+]
+ExpectedVersion = Annotated[
+    int | None, Query(description="Refuse with 409 if the sandbox is at another version.")
+]
+
+
+class Polls:
+    """Requests that wait; a stop lets all of them answer at once."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Timeout] = set()
+        self._stopped = False
+
+    @asynccontextmanager
+    async def bound(self, seconds: float) -> AsyncIterator[None]:
+        """Raise TimeoutError in a block that takes longer, or when the service stops."""
+        async with asyncio.timeout(0 if self._stopped else seconds) as timeout:
+            self._waiting.add(timeout)
+            try:
+                yield
+            finally:
+                self._waiting.discard(timeout)
+
+    def stop(self) -> None:
+        """Let everybody answer now, and nobody wait any more."""
+        self._stopped = True
+        now = asyncio.get_running_loop().time()
+        for timeout in self._waiting:
+            timeout.reschedule(now)
+
+
+@dataclass
+class Service:
+    """What the application serves with."""
+
+    node: Node
+    quotas: Quotas
+    settings: GatewaySettings = field(default_factory=GatewaySettings)
+    meters: Meters = field(default_factory=Meters)
+    polls: Polls = field(default_factory=Polls)
+    health: HealthCheck = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.health = HealthCheck(self.node, self.settings.health_s)
+
+
+def service_of(request: HTTPConnection) -> Service:
+    """Return the service that a request came to."""
+    service: Service = request.app.state.service
+    return service
+
+
+def enter(request: HTTPConnection, scope: Scope) -> Tenant:
+    """Return the node as the caller sees it.
+
+    Raises:
+        NotPermittedError: the caller's key lacks the scope.
+    """
+    identity: Identity = request.state.identity
+    identity.require(scope)
+    service = service_of(request)
+    return Tenant(service.node, identity, service.quotas)
+
+
+async def body_bytes(request: Request) -> bytes:
+    """Return a body that fits in memory.
+
+    Raises:
+        TooLargeError: it does not.
+    """
+    limit = service_of(request).settings.json_bytes
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise TooLargeError(f"a body of at most {limit} bytes is taken here; stream files instead")
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise TooLargeError(f"a body of at most {limit} bytes is taken here")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def body(request: Request, kind: type[M]) -> M:
+    """Return a JSON body as a model.
+
+    Raises:
+        TooLargeError, InvalidRequestError: it is too large, or none.
+    """
+    return wire.load(kind, await body_bytes(request))
+
+
+def documented(kind: type[BaseModel]) -> dict[str, Any]:
+    """Say in the OpenAPI document that a route takes this kind of body."""
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": ref(kind)}},
+        }
+    }
+
+
+def ref(kind: type[BaseModel]) -> dict[str, str]:
+    """Point to a model's schema in the OpenAPI document."""
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+RAW_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+"""Says in the OpenAPI document that a route takes bytes."""
+
+
+def json_answer(model: BaseModel, status: int = 200) -> Response:
+    """Answer with a model."""
+    return Response(wire.dump(model), status, media_type="application/json")
+
+
+def json_list(models: Iterable[BaseModel]) -> Response:
+    """Answer with an array of models."""
+    return Response(wire.dump_all(models), media_type="application/json")
+
+
+def raw_query(request: HTTPConnection, name: str) -> str | bytes:
+    """Return a parameter that may be bytes that are no UTF-8, percent-encoded.
+
+    Raises:
+        InvalidRequestError: it is missing.
+    """
+    for part in request.scope["query_string"].split(b"&"):
+        key, equals, value = part.partition(b"=")
+        if equals and key == name.encode("ascii"):
+            found = unquote_to_bytes(value.replace(b"+", b" "))
+            try:
+                return found.decode()
+            except UnicodeDecodeError:
+                return found
+    raise InvalidRequestError(f"the parameter {name!r} is missing")
+
+
+def text_query(request: HTTPConnection, name: str) -> str:
+    """Return the same as text."""
+    return os.fsdecode(raw_query(request, name))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; when the client goes away first, cancel it.
+
+    Only once the body has been read.
+
+    Raises:
+        ClientDisconnect: it has gone; nobody reads an answer.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        await _ended(task, gone)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(*tasks: Awaitable[Any]) -> None:
+    for task in tasks:
+        if isinstance(task, asyncio.Task):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,72 @@
+"""Errors as answers: which status each has, and what the log says."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from coldframe.protocol import errors
+from coldframe.protocol.errors import ColdframeError
+from coldframe.protocol.wire import error_body
+
+log = logging.getLogger("coldframe.gateway")
+
+UNAUTHENTICATED = 401
+
+_STATUS: dict[type[BaseException], int] = {
+    errors.ColdframeError: 500,
+    errors.InvalidRequestError: 400,
+    errors.VersionMismatchError: 400,
+    errors.NotAuthenticatedError: UNAUTHENTICATED,
+    errors.NotPermittedError: 403,
+    errors.SandboxNotFoundError: 404,
+    errors.OperationNotFoundError: 404,
+    errors.ImageNotFoundError: 404,
+    errors.PathNotFoundError: 404,
+    errors.ConflictError: 409,
+    errors.SandboxStateError: 409,
+    errors.NameInUseError: 409,
+    errors.OperationMismatchError: 409,
+    errors.PathExistsError: 409,
+    errors.StaleBaseError: 409,
+    errors.PortUnreachableError: 409,
+    BrokenPipeError: 409,
+    errors.SandboxGoneError: 410,
+    errors.OperationExpiredError: 410,
+    errors.OutputNotKeptError: 410,
+    errors.TooLargeError: 413,
+    errors.FileTooLargeError: 413,
+    errors.NotExecutedError: 422,
+    errors.FileError: 422,
+    errors.ImageError: 422,
+    errors.CapacityError: 429,
+    errors.CapabilityError: 501,
+    errors.CreateError: 503,
+    errors.SpawnerLostError: 503,
+    errors.ClientClosedError: 503,
+    errors.StorageFullError: 507,
+}
+"""By class; one that is not here has that of the nearest class above it."""
+
+_RETRY_AFTER_S = {429: "1", 503: "1", 507: "5"}
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of an error."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
+    """Return the answer that says an error; `more` stands beside it."""
+    status = status_of(error)
+    headers = {"retry-after": _RETRY_AFTER_S[status]} if status in _RETRY_AFTER_S else None
+    return JSONResponse(error_body(error, **more), status_code=status, headers=headers)
+
+
+def note(error: BaseException, scope: Any) -> None:
+    """Log a refusal: who came from where for what, never with what."""
+    client = scope.get("client") or ("unix", 0)
+    method = scope.get("method", scope["type"])
+    log.warning("%s refused: %s %s: %s", client[0], method, scope["path"][:200], error)

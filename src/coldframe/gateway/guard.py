@@ -1,0 +1,124 @@
+"""The door: nobody's request gets to a route before it is known who asks.
+
+On a unix socket the kernel says who connects (`protocol.py`); on TCP a key does. A service without
+keys listens on loopback only, and then takes no request that a web page could have sent: what
+names another host, or comes from another origin, is refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coldframe.gateway import failures
+from coldframe.gateway.identity import Identity, local
+from coldframe.gateway.keys import authenticate
+from coldframe.gateway.store import Store
+from coldframe.protocol.errors import ColdframeError, NotAuthenticatedError, VersionMismatchError
+from coldframe.protocol.wire import PROTOCOL_VERSION, VERSION_HEADER, error_body
+
+OPEN_PATHS = frozenset({"/healthz", "/v1/versions", "/openapi.json"})
+"""What anybody may ask: they tell nothing of anybody's."""
+
+Admission = Callable[[Scope], Identity]
+"""Says who asks, or raises a ColdframeError."""
+
+_VERSION = VERSION_HEADER.lower().encode("ascii")
+
+
+def by_socket(scope: Scope) -> Identity:
+    """Admit who could connect to the unix socket: root, or the node's own user."""
+    del scope
+    return local("unix socket")
+
+
+def by_key(store: Store) -> Admission:
+    """Admit holders of keys; anybody on this machine as long as no key was ever made."""
+
+    def admit(scope: Scope) -> Identity:
+        headers = scope["headers"]
+        authorization = _header(headers, b"authorization")
+        if authorization is None and not store.any_keys():
+            _require_no_web_page(headers)
+            return local("loopback without keys")
+        return authenticate(store, authorization)
+
+    return admit
+
+
+def _require_no_web_page(headers: list[tuple[bytes, bytes]]) -> None:
+    host = _header(headers, b"host") or ""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if _header(headers, b"origin") is not None or not is_loopback(name.strip("[]")):
+        raise NotAuthenticatedError(
+            "without keys only programs of this machine are served, by a loopback address and not "
+            "from web pages; make a key: coldframe key create"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone, by address or as `localhost`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _header(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+class Guard:
+    """An application behind the door."""
+
+    def __init__(self, app: ASGIApp, admit: Admission) -> None:
+        self._app, self._admit = app, admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through with its caller's identity in its state, or answer it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            _require_version(scope)
+            if scope["path"] not in OPEN_PATHS:
+                scope.setdefault("state", {})["identity"] = self._admit(scope)
+        except ColdframeError as error:
+            await _refuse(scope, send, error)
+            return
+        await self._app(scope, receive, send)
+
+
+def _require_version(scope: Scope) -> None:
+    spoken = _header(scope["headers"], _VERSION)
+    if spoken is not None and spoken != str(PROTOCOL_VERSION):
+        raise VersionMismatchError(
+            f"the client speaks protocol {spoken[:20]!r}, this service {PROTOCOL_VERSION}; "
+            "use the same version of Coldframe on both sides"
+        )
+
+
+async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
+    failures.note(error, scope)
+    status = failures.status_of(error)
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
+        return
+    body = json.dumps(error_body(error)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    if status == failures.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

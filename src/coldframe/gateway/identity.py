@@ -1,0 +1,55 @@
+"""Who asks, and what they may do."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coldframe.protocol.errors import NotPermittedError
+
+
+class Scope(StrEnum):
+    """What a key is for."""
+
+    READ = "read"
+    """Look at one's own sandboxes, their output and files."""
+    EXEC = "exec"
+    """Run commands, change files, connect to ports."""
+    CREATE = "create"
+    """Make, renew and delete sandboxes, set their network policy."""
+    ADMIN = "admin"
+    """Everything, of every owner."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A caller who has shown who it is."""
+
+    owner: str | None
+    """Whose sandboxes it sees; None: everybody's."""
+    scopes: frozenset[Scope]
+    name: str
+    """For the log: the key's id, or how the caller was known."""
+
+    @property
+    def tag(self) -> str:
+        """What sets the owner's operation ids and names apart from other owners'."""
+        return "" if self.owner is None else hashlib.sha256(self.owner.encode()).hexdigest()[:10]
+
+    def require(self, scope: Scope) -> None:
+        """Refuse what the caller may not do.
+
+        Raises:
+            NotPermittedError: the key lacks the scope.
+        """
+        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
+            raise NotPermittedError(
+                f"key {self.name!r} lacks the scope {scope.value!r}; "
+                f"make one that has it: coldframe key create --scope {scope.value}"
+            )
+
+
+def local(name: str) -> Identity:
+    """Whoever may do everything: root, or the node's own user, on this machine."""
+    return Identity(None, frozenset({Scope.ADMIN}), name)

@@ -1,0 +1,106 @@
+"""API keys: `cf_ID_SECRET`. The store has the digest of the secret, so it cannot give one away.
+
+A secret has 256 random bits, which no dictionary helps against: a plain digest is enough, and a
+slow one would let anybody load the service with wrong keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+
+from coldframe.gateway.identity import Identity, Scope
+from coldframe.gateway.store import KeyRecord, Quota, Store
+from coldframe.protocol.errors import InvalidRequestError, NotAuthenticatedError, QuotaError
+from coldframe.protocol.models import SandboxSpec
+
+_KEY = re.compile(r"cf_([0-9a-f]{12})_([0-9a-f]{64})")
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+_NO_DIGEST = bytes(32)
+
+
+def create_key(store: Store, owner: str, scopes: Iterable[Scope]) -> str:
+    """Make a key, keep its digest, and return it: the only time that it can be seen.
+
+    Raises:
+        InvalidRequestError: the owner's name has other characters than it may.
+    """
+    if _OWNER.fullmatch(owner) is None:
+        raise InvalidRequestError(f"owner {owner!r}: 1 to 63 characters of [A-Za-z0-9._@-]")
+    key_id, secret = secrets.token_hex(6), secrets.token_hex(32)
+    chosen = tuple(sorted(scope.value for scope in set(scopes)))
+    store.add_key(KeyRecord(key_id, owner, chosen, _digest(secret), time.time()))
+    return f"cf_{key_id}_{secret}"
+
+
+def revoke_key(store: Store, key_or_id: str) -> str:
+    """Refuse a key from now on, also in services that run; return its id.
+
+    Raises:
+        InvalidRequestError: there is no such key.
+    """
+    match = _KEY.fullmatch(key_or_id)
+    key_id = match.group(1) if match else key_or_id
+    if not store.revoke_key(key_id, time.time()):
+        raise InvalidRequestError(f"there is no key {key_id!r}; see coldframe key ls")
+    return key_id
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("ascii")).digest()
+
+
+def authenticate(store: Store, authorization: str | None) -> Identity:
+    """Return whose key a request carries (`Authorization: Bearer KEY`).
+
+    Raises:
+        NotAuthenticatedError: none, or none that is valid. Unknown and revoked keys and wrong
+            secrets get the same words, and take the same time but for looking up an id.
+    """
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise NotAuthenticatedError(
+            "a key is needed: set COLDFRAME_API_KEY, or send Authorization: Bearer KEY"
+        )
+    match = _KEY.fullmatch(key.strip())
+    record = store.find_key(match.group(1)) if match else None
+    given = _digest(match.group(2)) if match else _NO_DIGEST
+    same = hmac.compare_digest(given, record.digest if record else _NO_DIGEST)
+    if not (match and record and same) or record.revoked_at is not None:
+        raise NotAuthenticatedError("this key is not valid: unknown, wrong or revoked")
+    scopes = frozenset(Scope(scope) for scope in record.scopes)
+    owner = None if Scope.ADMIN in scopes else record.owner
+    return Identity(owner, scopes, record.id)
+
+
+class StoredQuotas:
+    """Quotas as the store has them at the moment of each create."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def admit(self, owner: str, spec: SandboxSpec, live: Iterable[SandboxSpec]) -> None:
+        """See `Quotas`."""
+        quota = self._store.quota(owner)
+        if quota == Quota():
+            return
+        specs = [*live, spec]
+        used: dict[str, float] = {
+            "sandboxes": len(specs),
+            "cpu": sum(one.cpu for one in specs),
+            "memory_bytes": sum(one.memory_bytes for one in specs),
+            "disk_bytes": sum(one.disk_bytes or 0 for one in specs),
+        }
+        if quota.disk_bytes is not None and spec.disk_bytes is None:
+            raise QuotaError(f"owner {owner!r} has a quota of disk: say disk_bytes")
+        for name, amount in used.items():
+            allowed = getattr(quota, name)
+            if allowed is not None and amount > allowed:
+                raise QuotaError(
+                    f"owner {owner!r} may have {name}={allowed:g} at once, and would have "
+                    f"{amount:g}; delete sandboxes, or try again later"
+                )

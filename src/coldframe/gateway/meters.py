@@ -1,0 +1,114 @@
+"""What /metrics tells, in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coldframe.node.sandboxes import Load
+from coldframe.protocol.models import Ledger
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_WINDOW = 2048
+_QUANTILES = (0.5, 0.95, 0.99)
+
+
+class Durations:
+    """How long the latest of something took."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
+        self.count = 0
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Note one."""
+        self._latest.append(seconds)
+        self.count += 1
+        self.sum += seconds
+
+    def quantiles(self) -> Iterator[tuple[float, float]]:
+        """Yield quantiles of the latest 2,048; none when there was none."""
+        ordered = sorted(self._latest)
+        for quantile in _QUANTILES if ordered else ():
+            yield quantile, ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
+class Meters:
+    """What the service counts by itself. The rest is the node's."""
+
+    def __init__(self) -> None:
+        self.boot = Durations()
+        self.exec = Durations()
+        self.requests: dict[int, int] = {}
+        """Answers by status."""
+
+    def count(self, status: int) -> None:
+        """Note an answer."""
+        self.requests[status] = self.requests.get(status, 0) + 1
+
+    def render(self, load: Load, ledger: Ledger) -> bytes:
+        """Return all of it at this moment."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Snapshot(self, load, ledger))
+        return generate_latest(registry)
+
+
+class _Snapshot(Collector):
+    def __init__(self, meters: Meters, load: Load, ledger: Ledger) -> None:
+        self._meters, self._load, self._ledger = meters, load, ledger
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        yield _gauges(
+            "coldframe_sandboxes",
+            "Sandboxes that have not ended, by state.",
+            "state",
+            {state.value: count for state, count in self._load.states.items()},
+        )
+        yield _gauges(
+            "coldframe_ledger",
+            "Terms of the ledger; created = deleted + expired + failed + lost + live + leaked.",
+            "term",
+            self._ledger.model_dump(exclude={"leaks"}),
+        )
+        yield _gauges(
+            "coldframe_queue_depth",
+            "Operations that wait for their turn.",
+            "queue",
+            self._load.waiting,
+        )
+        running = "Commands that have not ended, those that wait included."
+        yield GaugeMetricFamily("coldframe_execs_running", running, value=self._load.running)
+        boot = "From a create's request to a ready sandbox; its quantiles are of the latest 2,048."
+        yield _summary("coldframe_boot_seconds", boot, self._meters.boot)
+        run = "From a command's request to its result; its quantiles are of the latest 2,048."
+        yield _summary("coldframe_exec_seconds", run, self._meters.exec)
+        answers = CounterMetricFamily(
+            "coldframe_answers", "Answers by HTTP status.", labels=["status"]
+        )
+        for status, count in sorted(self._meters.requests.items()):
+            answers.add_metric([str(status)], count)
+        yield answers
+
+
+def _gauges(name: str, text: str, label: str, values: dict[str, int] | object) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    assert hasattr(values, "items")
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _summary(name: str, text: str, durations: Durations) -> Metric:
+    family = Metric(name, text, "summary")
+    for quantile, seconds in durations.quantiles():
+        family.add_sample(name, {"quantile": str(quantile)}, seconds)
+    family.add_sample(f"{name}_count", {}, durations.count)
+    family.add_sample(f"{name}_sum", {}, durations.sum)
+    return family

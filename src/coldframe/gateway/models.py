@@ -1,0 +1,120 @@
+"""Bodies that only the service has; everything else is in `coldframe.protocol.models`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coldframe.protocol.errors import Execution, Side
+from coldframe.protocol.models import SandboxInfo, SignalScope
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ErrorBody(BaseModel):
+    """Why a request was refused or failed."""
+
+    code: str
+    """Stable; the class of the SDK's error."""
+    message: str
+    retryable: bool
+    side: Side
+    execution: Execution
+    """Whether what was asked for was done."""
+    sandbox: SandboxInfo | None = None
+    """As it is at present, where the request stood on something that was true before (409)."""
+
+
+class SandboxPage(_Model):
+    """Some of the caller's sandboxes, oldest first."""
+
+    sandboxes: tuple[SandboxInfo, ...]
+    next_cursor: str | None = None
+    """What to ask with for the next page; null: this was the last."""
+
+
+class Lease(_Model):
+    """How long a sandbox may live from now on; null: for ever."""
+
+    ttl_s: float | None = Field(strict=True)
+
+
+class ExecStarted(_Model):
+    """A command that has not ended, as far as was waited."""
+
+    operation_id: str
+    started: bool
+    """Whether it is known to run; else it may still wait for its turn."""
+
+
+class Signal(_Model):
+    """A signal to send."""
+
+    signal: int = Field(ge=1, le=64, strict=True)
+    scope: SignalScope = SignalScope.GROUP
+
+
+class Reached(_Model):
+    """How many processes a signal reached; 0: the command had ended."""
+
+    reached: int
+
+
+class Totals(_Model):
+    """How many bytes each stream has had."""
+
+    stdout: int
+    stderr: int
+
+
+class Size(_Model):
+    """How much was written."""
+
+    bytes: int
+
+
+class Members(_Model):
+    """How many members of an archive were unpacked."""
+
+    members: int
+
+
+class MakeDirectory(_Model):
+    """A directory to make."""
+
+    mode: int = Field(default=0o755, ge=0, le=0o7777, strict=True)
+    uid: int | None = None
+    gid: int | None = None
+    parents: bool = True
+    exist_ok: bool = True
+
+
+class Mode(_Model):
+    """Permission bits."""
+
+    mode: int = Field(ge=0, le=0o7777, strict=True)
+
+
+class Ownership(_Model):
+    """Ids in the sandbox."""
+
+    uid: int = Field(ge=0, le=65535, strict=True)
+    gid: int = Field(ge=0, le=65535, strict=True)
+
+
+class Versions(_Model):
+    """What a service speaks."""
+
+    coldframe: str
+    protocol: int
+
+
+class Health(_Model):
+    """A sandbox was made and ended."""
+
+    status: Literal["ok"] = "ok"
+    boot_s: float
+    """How long it took to make."""

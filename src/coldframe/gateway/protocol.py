@@ -1,0 +1,108 @@
+"""HTTP connections with what uvicorn does not have: who may connect, bounds of heads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+log = logging.getLogger("coldframe.gateway")
+
+_CREDENTIALS = struct.Struct("3i")
+_TOO_LARGE = b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_NOT_YOU = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def bounded(head_bytes: int, head_s: float) -> type[HttpToolsProtocol]:
+    """Return a connection class whose heads are at most so large and take at most so long."""
+
+    class Bounded(_Bounded):
+        most_bytes, most_s = head_bytes, head_s
+
+    return Bounded
+
+
+class _Bounded(HttpToolsProtocol):
+    most_bytes: int
+    most_s: float
+    _in_head = True
+    _head_size = 0
+    _late: asyncio.TimerHandle | None = None
+    _refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Turn away other users of a unix socket, and start the clock."""
+        stream = cast(asyncio.Transport, transport)
+        peer = _peer_uid(stream)
+        if peer is not None and peer not in {0, os.geteuid()}:
+            log.warning("unix socket: user %d refused: only root and the node's own user", peer)
+            self._refused = True
+            stream.write(_NOT_YOU)
+            stream.close()
+            return
+        super().connection_made(stream)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._forget_clock()
+        if not self._refused:
+            super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Let a refused client go."""
+        if not self._refused:
+            super().eof_received()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes before the end of a head."""
+        if self._refused:
+            return
+        if self._in_head:
+            if self._late is None:
+                self._await_head()
+            self._head_size += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_size > self.most_bytes:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Stop the clock; the body has bounds of its own."""
+        self._in_head = False
+        self._head_size = 0
+        self._forget_clock()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The next head may come; its time begins with its first byte."""
+        self._in_head = True
+        super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._late = asyncio.get_running_loop().call_later(self.most_s, self._on_late)
+
+    def _on_late(self) -> None:
+        self._late = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _forget_clock(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+def _peer_uid(transport: asyncio.Transport) -> int | None:
+    """Return the user at the other end of a unix socket as the kernel knows it; None: TCP."""
+    connection: Any = transport.get_extra_info("socket")
+    if connection is None or connection.family != socket.AF_UNIX:
+        return None
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return int(uid)

@@ -1,0 +1,194 @@
+"""/v1/sandboxes: create, look, wait, renew, delete, network policy, processes."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from coldframe.gateway.context import (
+    ExpectedVersion,
+    WaitSeconds,
+    body,
+    documented,
+    enter,
+    json_answer,
+    json_list,
+    service_of,
+    unless_gone,
+)
+from coldframe.gateway.identity import Scope
+from coldframe.gateway.models import Lease, SandboxPage
+from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.models import (
+    Fingerprint,
+    ProcessInfo,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+)
+from coldframe.protocol.network import EgressEvents, NetworkPolicy
+
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+
+
+@router.post("", status_code=201, response_model=SandboxInfo, openapi_extra=documented(SandboxSpec))
+async def create(
+    request: Request, idempotency_key: Annotated[str | None, Header()] = None
+) -> Response:
+    """Make a sandbox; answer once it is ready.
+
+    With `Idempotency-Key` it is made although the client goes away, and the same key gives the
+    same answer. Without one a client that goes away gets nothing, and nothing is left.
+    """
+    tenant = enter(request, Scope.CREATE)
+    spec = await body(request, SandboxSpec)
+    began = time.perf_counter()
+    making = tenant.create(spec, idempotency_key)
+    info = await (making if idempotency_key is not None else unless_gone(request, making))
+    service_of(request).meters.boot.add(time.perf_counter() - began)
+    return json_answer(info, 201)
+
+
+@router.get("", response_model=SandboxPage)
+async def list_(
+    request: Request,
+    label: Annotated[
+        list[str] | None, Query(description="`name=value`; repeated: all must hold.")
+    ] = None,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the caller's sandboxes that have not ended, oldest first, a page at a time."""
+    tenant = enter(request, Scope.READ)
+    pairs = [one.partition("=") for one in label or ()]
+    if not all(equals for _, equals, _ in pairs):
+        raise InvalidRequestError("label: write name=value")
+    found = await tenant.list({name: value for name, _, value in pairs})
+    if cursor is not None:
+        found = tuple(info for info in found if (info.created_at, info.id) > _place(cursor))
+    page = found[:limit]
+    more = len(found) > len(page)
+    return json_answer(
+        SandboxPage(
+            sandboxes=page,
+            next_cursor=f"{page[-1].created_at!r}/{page[-1].id}" if more else None,
+        )
+    )
+
+
+def _place(cursor: str) -> tuple[float, str]:
+    at, slash, sandbox_id = cursor.partition("/")
+    try:
+        return float(at), sandbox_id if slash else at
+    except ValueError:
+        raise InvalidRequestError("cursor: take next_cursor of the page before") from None
+
+
+@router.get("/{sandbox_id}", response_model=SandboxInfo)
+async def get(
+    request: Request,
+    sandbox_id: str,
+    state: Annotated[
+        list[SandboxState] | None, Query(description="Wait until it is in one of these states.")
+    ] = None,
+    wait_s: WaitSeconds = 30.0,
+) -> Response:
+    """Return what is known of a sandbox, by id or by the name of a live one.
+
+    With `state`, once it is in one of those, has ended, or `wait_s` are over.
+    """
+    tenant = enter(request, Scope.READ)
+    if not state:
+        return json_answer(await tenant.get(sandbox_id))
+    inner = tenant.sandbox(sandbox_id)
+    try:
+        async with service_of(request).polls.bound(wait_s):
+            info = await tenant.node.wait_for_state(inner, state, wait_s)
+    except TimeoutError:
+        info = await tenant.node.get(inner)
+    return json_answer(tenant.outward(info))
+
+
+@router.delete("/{sandbox_id}", response_model=SandboxInfo)
+async def delete(
+    request: Request, sandbox_id: str, expected_version: ExpectedVersion = None
+) -> Response:
+    """End a sandbox; answer when nothing of it is left. One that has ended already is fine."""
+    tenant = enter(request, Scope.CREATE)
+    info = await tenant.node.delete(tenant.sandbox(sandbox_id), expected_version=expected_version)
+    return json_answer(tenant.outward(info))
+
+
+@router.put("/{sandbox_id}/lease", response_model=SandboxInfo, openapi_extra=documented(Lease))
+async def renew(
+    request: Request, sandbox_id: str, expected_version: ExpectedVersion = None
+) -> Response:
+    """Let the lease end so many seconds from now."""
+    tenant = enter(request, Scope.CREATE)
+    lease = await body(request, Lease)
+    info = await tenant.node.renew(
+        tenant.sandbox(sandbox_id), lease.ttl_s, expected_version=expected_version
+    )
+    return json_answer(tenant.outward(info))
+
+
+@router.put(
+    "/{sandbox_id}/network", response_model=SandboxInfo, openapi_extra=documented(NetworkPolicy)
+)
+async def set_network(
+    request: Request, sandbox_id: str, expected_version: ExpectedVersion = None
+) -> Response:
+    """Put a network policy in force, for open connections too."""
+    tenant = enter(request, Scope.CREATE)
+    policy = await body(request, NetworkPolicy)
+    info = await tenant.node.set_network(
+        tenant.sandbox(sandbox_id), policy, expected_version=expected_version
+    )
+    return json_answer(tenant.outward(info))
+
+
+@router.get("/{sandbox_id}/egress", response_model=EgressEvents)
+async def egress(
+    request: Request,
+    sandbox_id: str,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Response:
+    """Return decisions about the network from a cursor on."""
+    tenant = enter(request, Scope.READ)
+    events = await tenant.node.egress_events(tenant.sandbox(sandbox_id), cursor, limit)
+    return json_answer(events)
+
+
+@router.get("/{sandbox_id}/fingerprint", response_model=Fingerprint)
+async def fingerprint(request: Request, sandbox_id: str) -> Response:
+    """Return digests of the sandbox's state."""
+    tenant = enter(request, Scope.READ)
+    taken = tenant.node.fingerprint(tenant.sandbox(sandbox_id))
+    return json_answer(await unless_gone(request, taken))
+
+
+@router.get("/{sandbox_id}/processes", response_model=list[ProcessInfo])
+async def processes(request: Request, sandbox_id: str) -> Response:
+    """Return all processes but pid 1. Their names are hostile text."""
+    tenant = enter(request, Scope.READ)
+    found = await tenant.node.processes(tenant.sandbox(sandbox_id))
+    return json_list(tenant.processes(found))
+
+
+@router.delete("/{sandbox_id}/processes", response_model=list[ProcessInfo])
+async def kill_processes(
+    request: Request,
+    sandbox_id: str,
+    operation_id: Annotated[
+        str | None, Query(description="Only those of this command; else everything but pid 1.")
+    ] = None,
+) -> Response:
+    """Kill processes; return what was killed, once it is dead."""
+    tenant = enter(request, Scope.EXEC)
+    inner = None if operation_id is None else tenant.operation(operation_id)
+    killed = await tenant.node.kill_processes(tenant.sandbox(sandbox_id), inner)
+    return json_list(tenant.processes(killed))

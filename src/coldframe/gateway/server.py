@@ -1,0 +1,236 @@
+"""A node with its doors open: a unix socket, TCP, or both, on one event loop.
+
+A stop closes the doors, lets what is being answered come to its end, and then ends the node with
+its sandboxes. A second stop does not wait for answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coldframe.gateway.app import make_app
+from coldframe.gateway.context import Service
+from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
+from coldframe.gateway.keys import StoredQuotas
+from coldframe.gateway.meters import Meters
+from coldframe.gateway.protocol import bounded
+from coldframe.gateway.settings import GatewaySettings
+from coldframe.gateway.store import Store
+from coldframe.node.node import Node
+from coldframe.node.sandboxes import CloseReport
+from coldframe.protocol.errors import CapabilityError, InvalidRequestError
+
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True)
+class Listen:
+    """An address to serve TCP on. Port 0: any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Read HOST:PORT; an IPv6 address stands in brackets.
+
+        Raises:
+            InvalidRequestError: it is none.
+        """
+        host, colon, port = text.rpartition(":")
+        if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+            raise InvalidRequestError(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8080")
+        return cls(host.strip("[]"), int(port))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: there may be two of these."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Counting:
+    """Counts answers by status."""
+
+    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+        self._app, self._meters = app, meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on."""
+
+        async def counted(message: object) -> None:
+            assert isinstance(message, dict)
+            if message["type"] == "http.response.start":
+                self._meters.count(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+class Doors:
+    """Serves a node that is started."""
+
+    def __init__(self, node: Node, store: Store, settings: GatewaySettings | None = None) -> None:
+        self._settings = settings or GatewaySettings()
+        self._store = store
+        self._service = Service(node, StoredQuotas(store), self._settings)
+        self._app = make_app(self._service)
+        self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
+        self._unix: Path | None = None
+
+    async def open_unix(self, path: Path) -> None:
+        """Serve on a unix socket that only root and this process's user can use.
+
+        Raises:
+            CapabilityError: the path is taken, or cannot be made.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _bind_unix(listener, path)
+        except OSError as error:
+            listener.close()
+            raise CapabilityError(f"no socket can be made at {path}: {error}") from error
+        self._unix = path
+        await self._serve(listener, by_socket, None)
+
+    async def open_tcp(self, listen: Listen, tls: ssl.SSLContext | None = None) -> Listen:
+        """Serve on TCP and return where; keys are asked for as soon as there is one.
+
+        Raises:
+            InvalidRequestError: there is no key, and this is not a loopback address.
+            CapabilityError: it cannot be bound.
+        """
+        if not self._store.any_keys() and not is_loopback(listen.host):
+            raise InvalidRequestError(
+                f"without keys only loopback is served, not {listen.host!r}: make one with "
+                "coldframe key create, or listen on 127.0.0.1"
+            )
+        try:
+            listener = socket.create_server(
+                (listen.host, listen.port),
+                family=socket.AF_INET6 if ":" in listen.host else socket.AF_INET,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            raise CapabilityError(f"{listen.host}:{listen.port} is not free: {error}") from error
+        at = Listen(*listener.getsockname()[:2])
+        await self._serve(listener, by_key(self._store), tls)
+        return at
+
+    async def _serve(
+        self, listener: socket.socket, admit: Admission, tls: ssl.SSLContext | None
+    ) -> None:
+        listener.setblocking(False)
+        app = Counting(Guard(self._app, admit), self._service.meters)
+        config = uvicorn.Config(
+            app,
+            http=bounded(self._settings.head_bytes, self._settings.head_s),
+            ws="websockets-sansio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=round(self._settings.keep_alive_s),
+            timeout_graceful_shutdown=round(self._settings.drain_s),
+            ws_max_size=16 << 20,
+        )
+        config.load()
+        config.ssl = tls
+        server = _Server(config)
+        task = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            if task.done():
+                await task
+                raise CapabilityError("the server ended before it had started")
+            await asyncio.sleep(0.005)
+        self._servers.append((server, task))
+
+    async def close(self) -> None:
+        """Let nobody in, and return when what is being answered has been, or after `drain_s`."""
+        for server, _ in self._servers:
+            server.should_exit = True
+        self._service.polls.stop()
+        await asyncio.gather(*(task for _, task in self._servers))
+        if self._unix is not None:
+            self._unix.unlink(missing_ok=True)
+
+    def hurry(self) -> None:
+        """Do not wait for answers any more."""
+        for server, _ in self._servers:
+            server.force_exit = True
+
+
+def _bind_unix(listener: socket.socket, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        raise FileExistsError("something else is there")
+    with contextlib.suppress(FileNotFoundError):
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.closing(probe):
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()  # whoever made it is gone
+            else:
+                raise FileExistsError("another service listens there")
+    umask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(umask)
+    listener.listen(_BACKLOG)
+
+
+@asynccontextmanager
+async def opened(
+    node: Node, store: Store, settings: GatewaySettings | None = None
+) -> AsyncIterator[Doors]:
+    """Doors of a node for a block; closed at its end."""
+    doors = Doors(node, store, settings)
+    try:
+        yield doors
+    finally:
+        await doors.close()
+
+
+async def until_stopped(doors: Doors, node: Node) -> CloseReport:
+    """Serve until SIGTERM or SIGINT, drain, end the node; a second signal ends the draining."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            doors.hurry()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await stop.wait()
+        await doors.close()
+        return await node.close()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

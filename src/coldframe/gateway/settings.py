@@ -1,0 +1,25 @@
+"""What a service is told once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """Sizes are bytes, durations seconds."""
+
+    json_bytes: int = 32 * MIB
+    """Largest body that is held in memory. Files and archives are streamed, and have no bound."""
+    head_bytes: int = 64 * 1024
+    """Largest head of a request: its line and headers."""
+    head_s: float = 15.0
+    """How long a client may take for the head of a request."""
+    keep_alive_s: float = 75.0
+    """How long a connection may do nothing between requests."""
+    drain_s: float = 30.0
+    """How long a stop waits for requests that are being answered."""
+    health_s: float = 10.0
+    """How long an answer of /healthz is good for."""

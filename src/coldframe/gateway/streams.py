@@ -1,0 +1,189 @@
+"""A command's output as it comes: server-sent events, and a WebSocket that also takes stdin.
+
+The next piece is read when the client has taken the one before: a client that does not read holds
+one piece of memory, and the command's output waits in its bounded spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
+from starlette.responses import Response, StreamingResponse
+
+from coldframe.gateway.context import enter
+from coldframe.gateway.identity import Scope
+from coldframe.gateway.models import Signal
+from coldframe.gateway.tenants import Tenant
+from coldframe.protocol import wire
+from coldframe.protocol.errors import ColdframeError, InvalidRequestError
+from coldframe.protocol.following import merged
+from coldframe.protocol.models import OutputChunk, PtySize, Stream
+
+router = APIRouter(prefix="/v1", tags=["execs"])
+
+_Cursor = Annotated[int, Query(ge=0, description="Where to begin in the stream.")]
+_QUIET_S = 15.0
+"""So often a stream that has nothing to say shows that it lives."""
+_TAGS: dict[str, bytes] = {"stdout": b"\x01", "stderr": b"\x02"}
+
+Cursors = dict[Stream, int]
+
+
+@router.get(
+    "/execs/{operation_id}/events",
+    response_model=None,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}},
+)
+async def events(
+    request: Request, operation_id: str, stdout: _Cursor = 0, stderr: _Cursor = 0
+) -> Response:
+    """Stream both outputs as server-sent events until the command has ended.
+
+    `output` has `{"stream", "offset", "dropped", "data"}`, data in base64, and an id
+    `STDOUT-STDERR`: the cursors to go on with, which `Last-Event-ID` takes too. Then `result` has
+    an ExecResult, or `error` an ErrorBody.
+    """
+    tenant = enter(request, Scope.READ)
+    cursors: Cursors = {"stdout": stdout, "stderr": stderr}
+    last = request.headers.get("last-event-id")
+    if last is not None:
+        out, dash, err = last.partition("-")
+        if not (dash and out.isdecimal() and err.isdecimal()):
+            raise InvalidRequestError("last-event-id: STDOUT-STDERR is expected")
+        cursors = {"stdout": int(out), "stderr": int(err)}
+    await tenant.node.poll_exec(tenant.operation(operation_id))
+    headers = {"cache-control": "no-store"}
+    return StreamingResponse(
+        _events(tenant, operation_id, cursors), 200, headers, "text/event-stream"
+    )
+
+
+async def _events(tenant: Tenant, operation_id: str, cursors: Cursors) -> AsyncIterator[bytes]:
+    try:
+        async with contextlib.aclosing(merged(tenant, operation_id, cursors)) as chunks:
+            async for chunk in chunks_or_none(chunks):
+                if chunk is None:
+                    yield b": \n\n"
+                    continue
+                cursors[chunk.stream] = chunk.next_cursor
+                at = f"{cursors['stdout']}-{cursors['stderr']}"
+                yield _event("output", json.dumps(_shown(chunk)).encode(), at)
+        yield _event("result", wire.dump(await tenant.wait_exec(operation_id)))
+    except ColdframeError as error:
+        yield _event("error", json.dumps(wire.error_body(error)).encode())
+
+
+async def chunks_or_none(chunks: AsyncIterator[OutputChunk]) -> AsyncIterator[OutputChunk | None]:
+    """Yield chunks, and None when there was none for a while."""
+    following: asyncio.Task[OutputChunk | None] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(_next(chunks))
+            done, _ = await asyncio.wait({following}, timeout=_QUIET_S)
+            if not done:
+                yield None
+                continue
+            chunk = following.result()
+            following = None
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def _next(chunks: AsyncIterator[OutputChunk]) -> OutputChunk | None:
+    return await anext(chunks, None)
+
+
+def _shown(chunk: OutputChunk) -> dict[str, Any]:
+    return {
+        "stream": chunk.stream,
+        "offset": chunk.offset,
+        "dropped": chunk.dropped_bytes,
+        "data": base64.b64encode(chunk.data).decode("ascii"),
+    }
+
+
+def _event(name: str, data: bytes, event_id: str | None = None) -> bytes:
+    head = f"event: {name}\n" + (f"id: {event_id}\n" if event_id else "")
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+@router.websocket("/execs/{operation_id}/attach")
+async def attach(
+    socket: WebSocket, operation_id: str, stdout: _Cursor = 0, stderr: _Cursor = 0
+) -> None:
+    """Attach to a command.
+
+    Binary frames to the client: a byte 1 (stdout) or 2 (stderr), then output. A text frame is JSON:
+    `{"result": ExecResult}` or `{"error": ErrorBody}`, and then the socket closes. From the client:
+    binary frames are stdin, text frames one of `{"signal": {...}}`, `{"resize": {...}}`,
+    `{"close_stdin": true}`.
+    """
+    tenant = enter(socket, Scope.EXEC)
+    inner = tenant.operation(operation_id)
+    await socket.accept()
+    telling = asyncio.ensure_future(
+        _tell(socket, tenant, operation_id, {"stdout": stdout, "stderr": stderr})
+    )
+    hearing = asyncio.ensure_future(_hear(socket, tenant, inner))
+    try:
+        await asyncio.wait({telling, hearing}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        telling.cancel()
+        hearing.cancel()
+        await asyncio.gather(telling, hearing, return_exceptions=True)
+    with contextlib.suppress(RuntimeError):  # the client has closed it already
+        await socket.close()
+
+
+async def _tell(socket: WebSocket, tenant: Tenant, operation_id: str, cursors: Cursors) -> None:
+    with contextlib.suppress(WebSocketDisconnect):
+        try:
+            async with contextlib.aclosing(merged(tenant, operation_id, cursors)) as chunks:
+                async for chunk in chunks:
+                    await socket.send_bytes(_TAGS[chunk.stream] + chunk.data)
+            result = wire.dump(await tenant.wait_exec(operation_id)).decode()
+            await socket.send_text(f'{{"result":{result}}}')
+        except ColdframeError as error:
+            await socket.send_json({"error": wire.error_body(error)})
+
+
+async def _hear(socket: WebSocket, tenant: Tenant, inner: str) -> None:
+    while (message := await socket.receive())["type"] != "websocket.disconnect":
+        try:
+            if message.get("bytes") is not None:
+                await tenant.node.write_stdin(inner, message["bytes"])
+            else:
+                await _obey(tenant, inner, message.get("text") or "")
+        except (ColdframeError, BrokenPipeError) as error:
+            await socket.send_json({"error": wire.error_body(error)})
+
+
+async def _obey(tenant: Tenant, inner: str, text: str) -> None:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or len(told) != 1:
+        raise InvalidRequestError("a text frame has one of signal, resize, close_stdin")
+    ((word, value),) = told.items()
+    if word == "signal":
+        wanted = wire.load(Signal, json.dumps(value).encode())
+        await tenant.node.signal(inner, wanted.signal, wanted.scope)
+    elif word == "resize":
+        size = wire.load(PtySize, json.dumps(value).encode())
+        await tenant.node.resize(inner, size.rows, size.cols)
+    elif word == "close_stdin":
+        await tenant.node.close_stdin(inner)
+    else:
+        raise InvalidRequestError(f"{word!r} is none of signal, resize, close_stdin")

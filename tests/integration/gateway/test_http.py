@@ -1,0 +1,214 @@
+"""The routes as a client sees them that knows only the document."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from coldframe import Sandbox, SandboxClient
+
+
+def _create(caller: httpx.Client, key: str | None = None, **spec: object) -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return caller.post("/v1/sandboxes", json={"image": "any", **spec}, headers=headers)
+
+
+def test_create_with_a_key_makes_one_sandbox_however_often_it_is_asked(
+    caller: httpx.Client,
+) -> None:
+    """A client that lost the answer must not pay for two."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: _create(caller, "make-1"), range(4)))
+
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    other = _create(caller, "make-1", cpu=2.0)
+    assert (other.status_code, other.json()["code"]) == (409, "operation_mismatch")
+
+
+def test_list_pages_through_what_the_labels_name(caller: httpx.Client) -> None:
+    """Each sandbox is on one page, and none of others'."""
+    made = [_create(caller, labels={"run": "7"}).json()["id"] for _ in range(5)]
+    _create(caller, labels={"run": "8"})
+
+    found, cursor = [], None
+    for _ in range(3):
+        asked = {"label": "run=7", "limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = caller.get("/v1/sandboxes", params=asked).json()
+        found += [one["id"] for one in page["sandboxes"]]
+        cursor = page["next_cursor"]
+
+    assert (found, cursor) == (made, None)
+
+
+def test_delete_twice_is_fine_and_a_stale_version_gets_the_present_state(
+    caller: httpx.Client,
+) -> None:
+    """Who acts on what was true before must see what is true now."""
+    sandbox = _create(caller).json()
+    url = f"/v1/sandboxes/{sandbox['id']}"
+
+    stale = caller.delete(url, params={"expected_version": sandbox["version"] - 1})
+    assert (stale.status_code, stale.json()["code"]) == (409, "conflict")
+    assert stale.json()["sandbox"]["version"] == sandbox["version"]
+    assert [caller.delete(url).json()["state"] for _ in range(2)] == ["deleted", "deleted"]
+    gone = caller.post(f"{url}/execs", json={"argv": ["true"]})
+    assert (gone.status_code, gone.json()["code"]) == (410, "sandbox_gone")
+    assert caller.get("/v1/sandboxes/sb-000000-0000000000").status_code == 404
+
+
+def test_wait_for_a_state_answers_in_the_moment_of_the_change(caller: httpx.Client) -> None:
+    """Polling costs both sides; waiting costs nobody."""
+    sandbox = _create(caller).json()
+    url = f"/v1/sandboxes/{sandbox['id']}"
+    timer = threading.Timer(0.3, lambda: caller.delete(url))
+    timer.start()
+
+    began = time.monotonic()
+    seen = caller.get(url, params={"state": "deleted", "wait_s": 20}).json()
+
+    assert seen["state"] == "deleted"
+    assert 0.2 < time.monotonic() - began < 10
+    timer.join()
+    waited = _create(caller).json()
+    same = caller.get(f"/v1/sandboxes/{waited['id']}", params={"state": "paused", "wait_s": 0.1})
+    assert same.json()["state"] == "ready"
+
+
+def test_exec_that_outlasts_its_wait_is_asked_for_again(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """No request is held open for as long as a command may run."""
+    url = f"/v1/sandboxes/{served.id}/execs"
+    wanted = {"command": "echo first; sleep 1; echo done", "operation_id": "long-1"}
+
+    first = caller.post(url, params={"wait_s": 0.2}, json=wanted)
+    assert (first.status_code, first.json()["operation_id"]) == (202, "long-1")
+    again = caller.post(url, params={"wait_s": 30}, json=wanted)
+    polled = caller.get("/v1/execs/long-1")
+
+    assert again.status_code == polled.status_code == 200
+    assert base64.urlsafe_b64decode(again.json()["out"]["head"]) == b"first\ndone\n"
+    assert polled.json() == again.json()
+
+
+def test_output_is_read_from_a_cursor(caller: httpx.Client, served: Sandbox) -> None:
+    """A lost connection goes on where it was, without a byte twice."""
+    served.exec("printf 0123456789", operation_id="out-1")
+
+    part = caller.get("/v1/execs/out-1/output/stdout", params={"cursor": 3, "max_bytes": 4})
+
+    assert part.content == b"3456"
+    assert (part.headers["coldframe-offset"], part.headers["coldframe-eof"]) == ("3", "0")
+    rest = caller.get("/v1/execs/out-1/output/stdout", params={"cursor": 7})
+    assert (rest.content, rest.headers["coldframe-eof"]) == (b"789", "1")
+
+
+def test_files_are_raw_bytes_with_ranges(caller: httpx.Client, served: Sandbox) -> None:
+    """A gibibyte in JSON would be a gibibyte and a third, three times in memory."""
+    url = f"/v1/sandboxes/{served.id}/files"
+    content = bytes(range(256)) * 8192
+
+    sent = caller.put(url, params={"path": "/data"}, content=content)
+    assert (sent.status_code, sent.json()) == (201, {"bytes": len(content)})
+    assert caller.get(url, params={"path": "/data"}).content == content
+    part = caller.get(url, params={"path": "/data"}, headers={"Range": "bytes=5-9"})
+    assert (part.status_code, part.content) == (206, content[5:10])
+    assert part.headers["content-range"] == f"bytes 5-9/{len(content)}"
+    beyond = caller.get(url, params={"path": "/data"}, headers={"Range": "bytes=9999999-"})
+    assert beyond.status_code == 416
+    missing = caller.get(url, params={"path": "/none"})
+    assert (missing.status_code, missing.json()["code"]) == (404, "path_not_found")
+    odd = caller.put(f"{url}?path=/odd-%ff", content=b"x")
+    assert odd.status_code == 201
+    names = caller.get(f"{url}/list", params={"path": "/"}).json()
+    assert b"odd-\xff" in {base64.urlsafe_b64decode(one["name"]) for one in names}
+
+
+def test_upload_that_is_cut_short_changes_nothing(
+    caller: httpx.Client, served: Sandbox, remote: SandboxClient
+) -> None:
+    """Half a file under the right name would be taken for the whole."""
+    served.files.write("/kept", "before")
+
+    def half() -> object:
+        yield b"x" * 100_000
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        caller.put(f"/v1/sandboxes/{served.id}/files", params={"path": "/kept"}, content=half())  # type: ignore[arg-type]
+
+    assert served.files.read("/kept") == b"before"
+    assert [entry.name for entry in served.files.list("/") if b"kept" in entry.name] == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("PATCH", "/v1/sandboxes", 405),
+        ("GET", "/v1/sandboxes?limit=0", 400),
+        ("GET", "/v1/sandboxes?label=x", 400),
+        ("GET", "/v1/sandboxes?cursor=x", 400),
+        ("POST", "/v1/sandboxes", 400),
+        ("GET", "/v1/execs/op-none", 404),
+        ("GET", "/v1/execs/op-none?wait_s=61", 400),
+        ("GET", "/v1/execs/op-none/output/stdfoo", 400),
+    ],
+)
+def test_refusal_is_an_error_of_ours(
+    caller: httpx.Client, method: str, path: str, status: int
+) -> None:
+    """A client reads one kind of error, whatever was wrong."""
+    answer = caller.request(method, path)
+
+    assert answer.status_code == status
+    assert {"code", "message", "retryable", "side", "execution"} <= answer.json().keys()
+
+
+def test_body_beyond_the_bound_is_refused_before_it_is_read(caller: httpx.Client) -> None:
+    """One client must not fill the memory of all."""
+    answer = caller.post("/v1/sandboxes", content=b"x" * (33 << 20))
+
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+def test_health_is_a_sandbox_that_was_made_once_for_all_who_ask(caller: httpx.Client) -> None:
+    """A service that answers but can make nothing is not well."""
+    before = caller.get("/v1/ledger").json()["created"]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: caller.get("/healthz"), range(16)))
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert caller.get("/v1/ledger").json()["created"] - before <= 1
+
+
+def test_metrics_have_states_queues_latencies_and_the_ledger(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """What pages somebody at night must be there by its name."""
+    served.exec("true")
+
+    lines = caller.get("/metrics").text.splitlines()
+
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert float(values['coldframe_sandboxes{state="ready"}']) >= 1
+    assert float(values['coldframe_ledger{term="leaked"}']) == 0
+    assert float(values['coldframe_exec_seconds{quantile="0.99"}']) > 0
+    assert float(values['coldframe_boot_seconds{quantile="0.5"}']) > 0
+    assert values['coldframe_queue_depth{queue="commands"}'] == "0.0"
+    assert float(values['coldframe_answers_total{status="201"}']) >= 1
+
+
+def test_client_of_another_protocol_is_refused(caller: httpx.Client) -> None:
+    """Behaviour that differs must not be found out one by one."""
+    answer = caller.get("/v1/capabilities", headers={"Coldframe-Protocol": "0"})
+
+    assert (answer.status_code, answer.json()["code"]) == (400, "version_mismatch")
+    assert caller.get("/v1/versions").json()["protocol"] == 1
