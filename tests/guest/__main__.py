@@ -17,6 +17,7 @@ TESTS = (
     "tests/guest/test_guest.py",
     "tests/security/native",
     "tests/integration/native/test_lifecycle.py",
+    "tests/integration/native/test_blanks.py",
 )
 """What the lane runs: what is particular to the guest, and what a kernel could change."""
 
