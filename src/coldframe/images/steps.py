@@ -148,12 +148,12 @@ class Steps:
             )
         network = self.network if run.networked else NetworkPolicy()
         decides = [
-            "coldframe-run-2",
+            "coldframe-run-3",
             image_digest(image.layers, step.config),
             run.argv or run.command or repr(run.script),
             run.arguments,
             [await asyncio.to_thread(self._mounted, *one) for one in run.mounts],
-            None if network.empty else network.digest,
+            network.empty,  # not what it allows: who widens it wants the next line, not all anew
         ]
         return await self._once(decides, lambda: self._ran(image, step, run, network))
 

