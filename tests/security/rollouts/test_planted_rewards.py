@@ -97,7 +97,9 @@ KEPT_OUT = {
         test=SLOW,
         user="nobody",
     ),
-    "fifo with a feeder": Plant(f"mkfifo {JSON}; {LOOP.format(write=f'echo 1 > {JSON}')}"),
+    "fifo with a feeder": Plant(
+        f"mkfifo {JSON}; {LOOP.format(write=f'echo 1 > {JSON}')}", user="nobody"
+    ),
     "directory": Plant(f"mkdir {TEXT}", naive=None),
     "full directory in the way": Plant(f"mkdir -p {JSON}/a/b/c; touch {JSON}/a/b/c/d", naive="0"),
     "socket": Plant(
