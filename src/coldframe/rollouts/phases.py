@@ -6,6 +6,7 @@ not live on and says so; what begins one puts its policy in force before anythin
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ PhaseName = Literal["build", "start", "agent", "verify"]
 MAX_EVENTS = 1000
 """Decisions that are kept of one phase; all are counted."""
 PAGE = 1000
+READ_S = 30.0
+"""For reading a phase's decisions: a node that hangs must not keep its sandbox from deletion."""
 LISTED = 1000
 """Processes that a phase's end lists."""
 
@@ -108,10 +111,12 @@ class PhaseLog:
             return
         egress = Egress()
         try:
-            egress = await self._egress(current)
-        except ColdframeError as error:
+            async with asyncio.timeout(READ_S):
+                egress = await self._egress(current)
+        except (ColdframeError, TimeoutError) as error:
             # Decisions end with their sandbox; a phase that ended so has lost them.
-            self.unknown[f"phases.{len(self._done)}.egress"] = plain_text(str(error))
+            why = plain_text(str(error)) or f"not read within {READ_S:g} s"
+            self.unknown[f"phases.{len(self._done)}.egress"] = why
         self._done.append(
             PhaseRecord(
                 name=current.name,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from coldframe.client import AsyncSandboxClient
 from coldframe.rollouts import phases
 from coldframe.trajectories.phases import PhaseRecord
 from coldframe.trajectories.schema import Trajectory
 from tests.fixtures.egress import OTHER, WEB, Internet, hello
-from tests.integration.rollouts.conftest import RunAttempt
+from tests.integration.rollouts.conftest import RunAttempt, all_begun, until
 from tests.integration.rollouts.test_boot import Tagged, tagged  # noqa: F401 (a fixture)
 from tests.unit.rollouts.tasks import BASE, write_task
 
@@ -203,3 +205,19 @@ async def test_build_is_a_phase_with_the_policy_of_its_steps(
 
     assert (build.name, build.user, build.network) == ("build", "root", ("presets:apt,npm,pip",))
     assert (agent.name, agent.network) == ("agent", ())
+
+
+async def test_phase_whose_sandbox_died_says_that_its_decisions_are_lost(
+    run_attempt: RunAttempt, native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """Nothing asked for, and nobody could tell, must not look alike."""
+    directory = network_task(tmp_path, solution__solve_sh="#!/bin/sh\ntouch /begun; sleep 1000\n")
+    running = asyncio.create_task(run_attempt(directory))
+    await until(lambda: all_begun(native_async_client, 1))
+    (sandbox,) = await native_async_client.list_sandboxes()
+    await sandbox.delete()
+    trajectory = await running
+
+    assert [one.name for one in trajectory.phases] == ["start", "agent"]
+    assert "phases.1.egress" in trajectory.unknown
+    assert "phases.0.egress" not in trajectory.unknown
