@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import resource
 from ipaddress import IPv4Address, IPv6Address
 
@@ -138,6 +139,7 @@ class NativeEgress:
         self._gateway: Gateway | None = None
         self._before: bytes | None = None
         """What resolv.conf held before the first policy; None: there was none."""
+        self._resolv = _RESOLV.encode()
         self._written = False
         self._changing = asyncio.Lock()
         self._ended = False
@@ -245,16 +247,29 @@ class NativeEgress:
 
     # --- resolv.conf ------------------------------------------------------------------
 
+    async def _exchange_resolv(self) -> bytes | None:
+        """Write it; images of whole machines link it to what a service would make."""
+        try:
+            return await self._files.exchange(self._resolv, _OURS, owner=(0, 0), most=_MOST_RESOLV)
+        except FileError:
+            target = (await self._files.stat(self._resolv, follow=False)).target
+            if target is None:
+                raise
+            self._resolv = posixpath.normpath(
+                posixpath.join(posixpath.dirname(self._resolv), target)
+            )
+            return await self._files.exchange(self._resolv, _OURS, owner=(0, 0), most=_MOST_RESOLV)
+
     async def _read_resolv(self) -> bytes | None:
         try:
-            return b"".join([p async for p in self._files.read(_RESOLV, length=_MOST_RESOLV)])
+            return b"".join([p async for p in self._files.read(self._resolv, length=_MOST_RESOLV)])
         except PathNotFoundError:
             return None
 
     async def _write_resolv(self) -> None:
         """Name our DNS. What cannot be written is noted: addresses can be reached without."""
         try:
-            before = await self._files.exchange(_RESOLV, _OURS, owner=(0, 0), most=_MOST_RESOLV)
+            before = await self._exchange_resolv()
             if before != _OURS:
                 self._before = before
             self._written = before is None or len(before) < _MOST_RESOLV
@@ -268,9 +283,9 @@ class NativeEgress:
             if not written or await self._read_resolv() != _OURS:
                 return
             if self._before is None:
-                await self._files.remove(_RESOLV)
+                await self._files.remove(self._resolv)
             else:
-                await self._files.exchange(_RESOLV, self._before, owner=(0, 0), most=0)
+                await self._files.exchange(self._resolv, self._before, owner=(0, 0), most=0)
         except FileError as error:
             self._note_problem(f"was not restored: {error}")
 

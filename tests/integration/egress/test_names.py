@@ -244,3 +244,18 @@ async def test_websocket_goes_on_and_a_refused_upgrade_is_still_read(
 
     assert said.endswith("hello\n" + frames), said
     assert "twin.example" not in tried
+
+
+async def test_names_resolve_where_the_image_links_its_resolver_to_nowhere(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """Root file systems of whole machines link it to what a service would make."""
+    box = await fenced()
+    await box.run("ln", "-sf", "../run/resolve/stub-resolv.conf", "/etc/resolv.conf")
+
+    await box.set("web.example:7")
+
+    assert await box.python(TALK, "web.example", "7", "") == "hello\n"
+    await box.set()
+    assert await box.run("readlink", "/etc/resolv.conf") == "../run/resolve/stub-resolv.conf\n"
+    assert "nothing" in await box.run("sh", "-c", "cat /etc/resolv.conf || echo nothing")
