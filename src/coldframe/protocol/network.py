@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     SecretStr,
     SerializationInfo,
+    ValidationError,
     field_serializer,
     field_validator,
     model_validator,
@@ -123,8 +124,14 @@ class NetworkRule(_Model):
         except ValueError:
             if "/" in target or ":" in target:
                 raise ValueError(f"{target[:80]!r} is no address range") from None
-            return cls.model_validate({"host": target, "ports": ports, "protocol": protocol})
-        return cls.model_validate({"cidr": str(network), "ports": ports, "protocol": protocol})
+            place = {"host": target}
+        else:
+            place = {"cidr": str(network)}
+        try:
+            return cls.model_validate({**place, "ports": ports, "protocol": protocol})
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise ValueError(f"rule {text[:120]!r}: {reason}") from None
 
     def __str__(self) -> str:
         """The text form; `parse` reads it."""
