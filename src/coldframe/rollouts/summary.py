@@ -74,6 +74,7 @@ def summarise(
             "failures_by_side": _sides(every),
             "tamper": _tamper(every),
             "egress": _egress(every),
+            "phases": _phases(every),
             "steps": sum(one.totals.steps for one in every),
             "prompt_tokens": _known_sum([one.totals.prompt_tokens for one in every]),
             "completion_tokens": _known_sum([one.totals.completion_tokens for one in every]),
@@ -109,6 +110,7 @@ def _task(attempts: Sequence[Trajectory], samples: int, threshold: float) -> dic
         "steps": _steps(final_attempts(attempts)),
         "tamper": _tamper(attempts),
         "egress": _egress(attempts),
+        "phases": _phases(attempts),
         "terminations": dict(sorted(Counter(one.termination.value for one in attempts).items())),
         "times": _times([one.times for one in attempts]),
     }
@@ -163,6 +165,18 @@ def _egress(attempts: Sequence[Trajectory]) -> dict[str, int]:
         for phase in one.phases:
             counts.update(phase.egress.counts)
     return dict(sorted(counts.items()))
+
+
+def _phases(attempts: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+    """Return how many phases of each name there were, and their seconds together."""
+    found: dict[str, list[float]] = {}
+    for one in attempts:
+        for phase in one.phases:
+            found.setdefault(phase.name, []).append(phase.ended_at - phase.started_at)
+    return {
+        name: {"count": len(spent), "seconds": round(math.fsum(spent), 6)}
+        for name, spent in found.items()
+    }
 
 
 def _sides(attempts: Iterable[Trajectory]) -> dict[str, dict[str, int]]:

@@ -98,6 +98,7 @@ def test_summary_tells_what_casts_doubt_on_verdicts(tmp_path: Path) -> None:
 
     assert found["tasks"]["one"]["tamper"] == {"attempts": 1, "voided": 0, "forgeable": 1}
     assert found["totals"]["egress"] == {"dns.allowed": 2, "tcp.refused": 4}
+    assert found["totals"]["phases"] == {"agent": {"count": 2, "seconds": 2.0}}
 
 
 def test_pass_at_k_equals_the_share_of_all_subsets() -> None:
