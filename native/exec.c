@@ -65,6 +65,7 @@ static void slow_down(struct sandbox *sandbox)
 }
 
 static void answer_progress(struct exec *exec, uint64_t request);
+static void tell_started(struct exec *exec);
 
 /* Drop it; what waits for news of it is told that there will be none. */
 static void forget(struct exec *exec)
@@ -310,13 +311,17 @@ void exec_sandbox_gone(struct exec *exec)
 	uint64_t ooms = cgroup_ooms(exec->sandbox) - exec->ooms_before;
 
 	if (exec->launch) {
-		bool born = launch_pid(exec->launch) > 0;
+		bool tell = launch_spec(exec->launch)->flags & EXEC_FLAG_STARTED;
+		bool executed = !launch_close(exec->launch);
 
+		exec->pid = launch_pid(exec->launch);
 		exec_unlaunch(exec);
-		if (!born) {
+		if (!executed) {
 			exec_failed(exec, ESRCH, "sandbox", "it is gone");
 			return;
 		}
+		if (tell)
+			tell_started(exec);
 	}
 	if (!exec->ended) {
 		stream_drain(&exec->out);

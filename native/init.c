@@ -152,8 +152,9 @@ static int make_mount(const char *type, const char *path, unsigned attributes,
 
 static int make_devpts(void)
 {
+	/* The machine has a few thousand for all sandboxes together. */
 	static const char *const options[][2] = {
-		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {NULL, NULL}};
+		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {"max", "128"}, {NULL, NULL}};
 
 	return make_mount("devpts", NEW_DEV "/pts", ATTR_NOSUID | ATTR_NOEXEC, options);
 }

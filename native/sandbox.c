@@ -83,9 +83,9 @@ void sandboxes_free_dead(void)
 
 static void answer_kill(struct sandbox *sandbox)
 {
-	if (sandbox->kill_request)
-		answer_number(sandbox->kill_request, sandbox->killed);
-	sandbox->kill_request = 0;
+	for (unsigned i = 0; i < sandbox->killers; i++)
+		answer_number(sandbox->killer[i].request, sandbox->killer[i].killed);
+	sandbox->killers = 0;
 	timer_cancel(&sandbox->timer);
 }
 
@@ -261,7 +261,7 @@ void sandboxes_end(void)
  */
 void sandbox_kill_progress(struct sandbox *sandbox)
 {
-	if (!sandbox->kill_request)
+	if (!sandbox->killers)
 		return;
 	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
 		if (exec->killed && !(exec->ended && exec->cgroup_gone))
@@ -274,25 +274,27 @@ void sandbox_kill_progress(struct sandbox *sandbox)
 
 void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
 {
+	uint64_t killed = 0;
+
 	if (sandbox->state != SANDBOX_LIVE) {
 		answer_error(request, ESRCH, "sandbox", "it is gone");
 		return;
 	}
-	if (sandbox->kill_request) {
-		answer_error(request, EBUSY, "sandbox", "everything in it is being killed");
+	if (sandbox->killers == KILLERS_MAX) {
+		answer_error(request, EBUSY, "kill", "too many wait for everything in it to be killed");
 		return;
 	}
-	sandbox->killed = 0;
-	sandbox->tries = 0;
+	if (!sandbox->killers)
+		sandbox->tries = 0;
 	for (struct exec *exec = sandbox->execs, *next; exec; exec = next) {
 		char name[32];
 
 		next = exec->sibling;
 		cgroup_exec_name(exec, "", name, sizeof(name));
-		sandbox->killed += cgroup_pids(sandbox, name, NULL, NULL);
+		killed += cgroup_pids(sandbox, name, NULL, NULL);
 		exec_kill(exec, REASON_SIGNAL);
 	}
-	sandbox->kill_request = request;
+	sandbox->killer[sandbox->killers++] = (struct killer){request, killed};
 	sandbox_kill_progress(sandbox);
 }
 

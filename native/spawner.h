@@ -35,6 +35,7 @@ enum slot {
 #define LAYERS_MAX 128u
 #define GROUPS_MAX 256u
 #define WATCHERS_MAX 8u
+#define KILLERS_MAX 8u
 #define ID_MAX 64u
 #define INLINE_MAX (1u << 20)
 #define SPOOL_MIN 8192u
@@ -69,6 +70,12 @@ struct limits {
 	uint64_t memory;
 	uint64_t cpu_milli;
 	uint64_t pids;
+};
+
+/* Who waits until everything in a sandbox is dead. */
+struct killer {
+	uint64_t request;
+	uint64_t killed;
 };
 
 enum sandbox_state {
@@ -111,8 +118,8 @@ struct sandbox {
 	uint64_t namespaces[NAMESPACE_KINDS]; /* inodes: user, mnt, pid, net, ipc, uts, cgroup */
 	uint64_t create_request; /* or that of PREPARE */
 	uint64_t destroy_request;
-	uint64_t kill_request;
-	uint64_t killed;
+	unsigned killers;
+	struct killer killer[KILLERS_MAX];
 	int fault; /* errno of a failed create */
 	char fault_stage[24];
 	int exit_status;

@@ -163,7 +163,7 @@ static void begin(struct exec *exec)
 	const struct exec_spec *spec = launch_spec(exec->launch);
 	struct sandbox *sandbox = exec->sandbox;
 	struct ends ends = {-1, -1, -1, -1};
-	const char *stage = "output";
+	const char *stage = spec->flags & EXEC_FLAG_PTY ? "terminal" : "output";
 	bool over = false;
 	int error = make_streams(exec, spec, &ends);
 

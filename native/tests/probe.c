@@ -206,6 +206,19 @@ static int deep(long count)
 	return 0;
 }
 
+/* Keep up to `count` terminals open, and say how many those are. */
+static int terminals(long count)
+{
+	long got = 0;
+
+	while (got < count && open("/dev/ptmx", O_RDWR | O_NOCTTY) >= 0)
+		got++;
+	printf("%ld\n", got);
+	fflush(stdout);
+	pause();
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *verb = argc > 1 ? argv[1] : "";
@@ -227,5 +240,7 @@ int main(int argc, char **argv)
 		return rlimits();
 	if (strcmp(verb, "deep") == 0)
 		return deep(atol(value));
+	if (strcmp(verb, "terminals") == 0)
+		return terminals(atol(value));
 	return 2;
 }

@@ -193,6 +193,10 @@ def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
         return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
     if fault.stage in {"program", "interpreter"} or fault.errno == errno.E2BIG:
         return _program_error(fault, plan)
+    if fault.stage == "terminal" and fault.errno in _FULL:
+        return CapacityError(
+            "the command was not executed: no terminal is free; end what holds those of the sandbox"
+        )
     if fault.stage == "launch":
         return NotExecutedError(
             "the command was not executed: the sandbox is so busy, or stops what starts in it, that"
@@ -229,6 +233,13 @@ def _program_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
             f"the sandbox has no shell {program!r}; name another one or pass argv"
         )
     return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
+
+
+def question_error(fault: SpawnerFault, sandbox_id: str, what: str) -> ColdframeError:
+    """What `what` of a sandbox failed with: its end, unless there was but no room to do it."""
+    if fault.errno in _EXHAUSTED or fault.errno == errno.EBUSY:
+        return CapacityError(f"sandbox {sandbox_id!r}: {what}: {fault}")
+    return SandboxGoneError(f"sandbox {sandbox_id!r} has ended: {what}: {fault}")
 
 
 def create_error(fault: SpawnerFault, sandbox_id: str) -> ColdframeError:

@@ -37,7 +37,7 @@ from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.native_changes import digest_changes
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
-from coldframe.runtimes.native_request import Plan, Planner, exec_error
+from coldframe.runtimes.native_request import Plan, Planner, exec_error, question_error
 
 _CONNECT_TIMEOUT_S = 10.0
 _KILL_ROUNDS = 100
@@ -298,10 +298,12 @@ class NativeSandbox:
 
     @contextlib.contextmanager
     def _typed(self, what: str) -> Iterator[None]:
-        """Say of a question that the spawner cannot answer that the sandbox has ended."""
+        """Raise what a question that the spawner could not answer means."""
         try:
             yield
-        except (SpawnerFault, SpawnerLostError) as error:
+        except SpawnerFault as fault:
+            raise question_error(fault, self._id, what) from fault
+        except SpawnerLostError as error:
             raise SandboxGoneError(f"sandbox {self._id!r} has ended: {what}: {error}") from error
 
 

@@ -380,12 +380,26 @@ async def test_kill_all_leaves_only_pid_1(native: Native) -> None:
     sandbox = await native.create()
     running = native.start(sandbox, "sleep", "100")
     await native.sh(sandbox, "setsid sleep 101 & true")
+    await native.wait_for_names(sandbox, b"sleep", b"sleep")
 
     assert await native.spawner.kill_all(sandbox.sandbox_id) == 2
 
     assert (await running.ended).reason is Reason.SIGNAL
     assert [p.name for p in await native.spawner.processes(sandbox.sandbox_id)] == [b"pid1"]
     assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
+
+
+async def test_several_may_kill_everything_at_the_same_time(native: Native) -> None:
+    """Two graders, or one that was interrupted and asks again: each is told when all is dead."""
+    sandbox = await native.create()
+    runs = [native.start(sandbox, "sh", "-c", "sleep 100 & sleep 100") for _ in range(20)]
+
+    kills = [asyncio.ensure_future(native.spawner.kill_all(sandbox.sandbox_id)) for _ in range(4)]
+    kills[0].cancel()
+    await asyncio.gather(*kills[1:])
+
+    assert [p.name for p in await native.spawner.processes(sandbox.sandbox_id)] == [b"pid1"]
+    await asyncio.gather(*(running.ended for running in runs), return_exceptions=True)
 
 
 async def test_exec_in_flight_at_destroy_ends_as_sandbox_gone_with_output(native: Native) -> None:
@@ -426,6 +440,23 @@ async def test_pty_is_a_controlling_terminal_of_the_given_size(native: Native) -
     assert b"40 120\r\n" in end.stdout.data
     assert b"got typed\r\n" in end.stdout.data
     assert b"crw--w----    1 1000     5 " in end.stdout.data
+
+
+async def test_sandbox_takes_no_terminals_from_its_neighbours(native: Native) -> None:
+    """The machine has some 3,000 for all sandboxes: one that opens all it can gets 128."""
+    greedy, neighbour = await native.create(), await native.create()
+    holder = native.start(greedy, "probe", "terminals", "1000")
+    while not (await native.spawner.watch(holder, 0, 0)).stdout_total:
+        pass
+
+    with pytest.raises(SpawnerFault) as refused:
+        await native.run(greedy, "true", pty=(24, 80))
+    assert (refused.value.stage, refused.value.errno) == ("terminal", errno.ENOSPC)
+    assert (await native.run(neighbour, "true", pty=(24, 80))).code == 0
+
+    await native.spawner.kill_all(greedy.sandbox_id)
+    assert (await holder.ended).stdout.data == b"128\n"
+    assert (await native.run(greedy, "true", pty=(24, 80))).code == 0
 
 
 async def test_terminal_that_hangs_up_at_once_costs_nobody_anything(native: Native) -> None:

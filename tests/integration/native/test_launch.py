@@ -78,6 +78,22 @@ async def test_destroy_ends_launches_under_way_and_those_in_line(native: Native)
     assert (await native.run(other, "echo", "ok")).stdout.data == b"ok\n"
 
 
+async def test_start_of_a_command_that_goes_with_its_sandbox_is_told(native: Native) -> None:
+    """Whoever waits for a start must not wait for ever: it is told, or that there was none."""
+    busy = await native.create(cpu_milli=50, pids=400)
+    spinners = await _spin(native, busy, 100)
+    waiting = [native.start(busy, "true", want_started=True) for _ in range(60)]
+    await asyncio.sleep(0.3)
+
+    await asyncio.wait_for(native.spawner.destroy(busy.sandbox_id), 20)
+
+    ends = await asyncio.wait_for(_ends([spinners, *waiting]), 20)
+    for one, end in zip(waiting, ends[1:], strict=True):
+        assert one.started is not None
+        assert one.started.done()
+        assert (one.started.exception() is None) == isinstance(end, ExecEnd)
+
+
 async def test_kill_all_ends_commands_that_are_still_in_line(native: Native) -> None:
     """Who asks for everything to be killed must not find a command running afterwards."""
     busy = await native.create(cpu_milli=20, pids=400)

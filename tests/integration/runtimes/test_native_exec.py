@@ -340,6 +340,24 @@ async def test_terminal_echoes_resizes_and_ends_by_control_d(native_sandbox: Nat
     await running.resize(10, 10)
 
 
+async def test_sandbox_without_a_free_terminal_says_so(native_sandbox: NativeSandbox) -> None:
+    """It holds 128 at most, and is told that this, and not its disk, is what is full."""
+    size = PtySize(rows=24, cols=80)
+    held = [
+        await native_sandbox.start_exec(
+            ExecRequest(command="sleep 100", pty=size, deadline_s=None), new_operation_id()
+        )
+        for _ in range(128)
+    ]
+
+    with pytest.raises(CapacityError, match="no terminal is free"):
+        await run(native_sandbox, "true", pty=size)
+
+    await native_sandbox.kill_processes()
+    await asyncio.gather(*(one.wait() for one in held))
+    assert (await run(native_sandbox, "true", pty=size)).exit_code == 0
+
+
 async def test_signal_after_the_end_reaches_nobody(native_sandbox: NativeSandbox) -> None:
     """Its number may belong to somebody else by now."""
     running = await native_sandbox.start_exec(ExecRequest(command="true"), new_operation_id())
