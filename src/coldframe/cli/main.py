@@ -40,6 +40,8 @@ ROOMS: dict[str, Room] = {
     ),
     "run": Room("coldframe.cli.run:run", "Run one command in a fresh sandbox of an image."),
     "serve": Room("coldframe.cli.serve:serve", "Serve this machine's node to clients."),
+    "key": Room("coldframe.cli.key:app", "Make, list and revoke keys of the service."),
+    "sandbox": Room("coldframe.cli.sandbox:app", "Make, use and delete sandboxes of a service."),
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
     "task": Room("coldframe.cli.task:app", "Check that tasks are honest."),
     "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),

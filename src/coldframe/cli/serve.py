@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import ssl
 import sys
@@ -71,6 +72,8 @@ async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | No
             if unix is not None:
                 await doors.open_unix(unix)
                 _say(f"serving unix:{unix}")
+            gc.collect()
+            gc.freeze()  # what is loaded now stays: looking through it again and again costs execs
             report = await until_stopped(doors, node)
         except ColdframeError:
             await doors.close()

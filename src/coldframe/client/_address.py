@@ -33,10 +33,15 @@ def opener(
     if url is not None and not (home is None and runtime is None):
         raise InvalidRequestError("home and runtime are of a node in this process: not with url")
     if url is None and home is None and runtime is None:
-        url = os.environ.get("COLDFRAME_URL") or None
+        url = url_of_environment()
     if url is None:
         return in_process(home, runtime)
     return partial(_join, parse(url), api_key or os.environ.get("COLDFRAME_API_KEY") or None)
+
+
+def url_of_environment() -> str | None:
+    """Return what COLDFRAME_URL says."""
+    return os.environ.get("COLDFRAME_URL") or None
 
 
 async def _join(address: Address, api_key: str | None) -> NodeLink:

@@ -79,6 +79,9 @@ class ClientCore:
         self._made[info.id] = None
         return info
 
+    def keep(self, sandbox_id: str) -> None:
+        self._made.pop(sandbox_id, None)
+
     async def get(self, id_or_name: str) -> SandboxInfo:
         return await (await self.link()).get(id_or_name)
 

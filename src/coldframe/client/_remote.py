@@ -25,6 +25,7 @@ from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
     Execution,
+    SandboxNotFoundError,
     ServiceUnreachableError,
 )
 from coldframe.protocol.ids import new_operation_id
@@ -69,7 +70,9 @@ class RemoteNode:
 
     def __init__(self, http: Http, capabilities: Capabilities) -> None:
         self._http, self._capabilities = http, capabilities
-        self._undeleted: dict[str, None] = {}
+        self._made: set[str] = set()
+        self._undeleted: set[str] = set()
+        """Of those that were made by it, what could not be deleted."""
         self._relays: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -96,6 +99,8 @@ class RemoteNode:
         for sandbox_id in list(self._undeleted):
             try:
                 await self.delete(sandbox_id)
+            except SandboxNotFoundError:
+                continue
             except ColdframeError as error:
                 failures.append(str(error))
         for task in self._relays:
@@ -135,7 +140,9 @@ class RemoteNode:
             [("Idempotency-Key", key)],
             within_s=_CREATE_S,
         )
-        return wire.load(SandboxInfo, answer.body)
+        info = wire.load(SandboxInfo, answer.body)
+        self._made.add(info.id)
+        return info
 
     async def _undo(self, making: asyncio.Future[SandboxInfo]) -> None:
         with contextlib.suppress(ColdframeError):
@@ -159,9 +166,14 @@ class RemoteNode:
                 return tuple(found)
 
     async def delete(self, sandbox_id: str, /) -> SandboxInfo:
-        self._undeleted[sandbox_id] = None
-        answer = await self._call("DELETE", _sandbox(sandbox_id))
-        self._undeleted.pop(sandbox_id, None)
+        try:
+            answer = await self._call("DELETE", _sandbox(sandbox_id))
+        except ColdframeError as error:
+            if sandbox_id in self._made and not isinstance(error, SandboxNotFoundError):
+                self._undeleted.add(sandbox_id)
+            raise
+        self._made.discard(sandbox_id)
+        self._undeleted.discard(sandbox_id)
         return wire.load(SandboxInfo, answer.body)
 
     async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo:

@@ -12,15 +12,9 @@ from starlette.responses import Response
 
 import coldframe
 from coldframe.gateway import execs, failures, files, ports, sandboxes, service, streams
-from coldframe.gateway.context import Service, enter
-from coldframe.gateway.identity import Scope
+from coldframe.gateway.context import Service
 from coldframe.gateway.models import ErrorBody, Lease, MakeDirectory, Mode, Ownership, Signal
-from coldframe.protocol.errors import (
-    ColdframeError,
-    ConflictError,
-    InvalidRequestError,
-    SandboxStateError,
-)
+from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
 from coldframe.protocol.network import NetworkPolicy
 
@@ -81,14 +75,7 @@ def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
 
 async def _answer_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, ColdframeError | BrokenPipeError)
-    more: dict[str, Any] = {}
-    if isinstance(error, ConflictError | SandboxStateError):
-        try:
-            info = await enter(request, Scope.READ).get(request.path_params["sandbox_id"])
-            more["sandbox"] = info.model_dump(mode="json")
-        except (ColdframeError, KeyError):
-            pass  # the caller may not look, or there is nothing to see
-    return failures.answer(error, **more)
+    return await failures.answer_to(request, error)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:

@@ -27,6 +27,7 @@ from coldframe.protocol.wire import chunk_headers
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 
+DEFAULT_WAIT_S = 30.0
 _START_S = 30.0
 """How long the start of a command, or a look at its output, may take."""
 _MOST_OUTPUT = 1 << 24
@@ -45,7 +46,9 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     responses=_ANSWERS,
     openapi_extra=documented(ExecRequest),
 )
-async def submit(request: Request, sandbox_id: str, wait_s: WaitSeconds = 30.0) -> Response:
+async def submit(
+    request: Request, sandbox_id: str, wait_s: WaitSeconds = DEFAULT_WAIT_S
+) -> Response:
     """Run a command; answer when it has ended, at the latest after `wait_s`.
 
     The same `operation_id` again gives the first result and runs nothing. With `wait_s=0` it is

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from coldframe.gateway.context import enter
+from coldframe.gateway.identity import Scope
 from coldframe.protocol import errors
 from coldframe.protocol.errors import ColdframeError
 from coldframe.protocol.wire import error_body
@@ -63,6 +66,18 @@ def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     status = status_of(error)
     headers = {"retry-after": _RETRY_AFTER_S[status]} if status in _RETRY_AFTER_S else None
     return JSONResponse(error_body(error, **more), status_code=status, headers=headers)
+
+
+async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -> Response:
+    """Return the answer to a request; where it stood on what is no longer so, with what is."""
+    more: dict[str, Any] = {}
+    if isinstance(error, errors.ConflictError | errors.SandboxStateError):
+        try:
+            info = await enter(request, Scope.READ).get(request.path_params["sandbox_id"])
+            more["sandbox"] = info.model_dump(mode="json")
+        except (ColdframeError, KeyError):
+            pass  # the caller may not look, or there is nothing to see
+    return answer(error, **more)
 
 
 def note(error: BaseException, scope: Any) -> None:

@@ -14,8 +14,49 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 log = logging.getLogger("coldframe.gateway")
 
 _CREDENTIALS = struct.Struct("3i")
+_LITTLE = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _NOT_YOU = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Joined:
+    """A transport that sends what is written in one turn of the event loop by one call.
+
+    The head and the body of an answer are written apart; each would wake the client by itself.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send soon, and in order."""
+        if len(data) > _LITTLE:
+            self._flush()
+            self._transport.write(data)
+            return
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._transport.write(b"".join(waiting))
+
+    def close(self) -> None:
+        """Close once all is sent."""
+        self._flush()
+        self._transport.close()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand the connection on, as for a WebSocket."""
+        self._flush()
+        self._transport.set_protocol(protocol)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def bounded(head_bytes: int, head_s: float) -> type[HttpToolsProtocol]:
@@ -34,6 +75,9 @@ class _Bounded(HttpToolsProtocol):
     _head_size = 0
     _late: asyncio.TimerHandle | None = None
     _refused = False
+    """Whether nothing more is read of it."""
+    _begun = False
+    """Whether uvicorn knows of it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Turn away other users of a unix socket, and start the clock."""
@@ -45,18 +89,19 @@ class _Bounded(HttpToolsProtocol):
             stream.write(_NOT_YOU)
             stream.close()
             return
-        super().connection_made(stream)
+        self._begun = True
+        super().connection_made(cast(asyncio.Transport, Joined(stream)))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._forget_clock()
-        if not self._refused:
+        if self._begun:
             super().connection_lost(exc)
 
     def eof_received(self) -> None:
         """Let a refused client go."""
-        if not self._refused:
+        if self._begun:
             super().eof_received()
 
     def data_received(self, data: bytes) -> None:
@@ -69,20 +114,34 @@ class _Bounded(HttpToolsProtocol):
             self._head_size += len(data)
         super().data_received(data)
         if self._in_head and self._head_size > self.most_bytes:
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+            self._refuse()
 
     def on_headers_complete(self) -> None:
         """Stop the clock; the body has bounds of its own."""
         self._in_head = False
         self._head_size = 0
         self._forget_clock()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self.most_bytes:
+            self._refuse()
+            return
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Leave out what came with a head that was refused."""
+        if not self._refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next head may come; its time begins with its first byte."""
         self._in_head = True
-        super().on_message_complete()
+        if not self._refused:
+            super().on_message_complete()
+
+    def _refuse(self) -> None:
+        self._refused = True
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._late = asyncio.get_running_loop().call_later(self.most_s, self._on_late)

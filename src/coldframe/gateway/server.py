@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coldframe.gateway.app import make_app
 from coldframe.gateway.context import Service
+from coldframe.gateway.express import Express
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.keys import StoredQuotas
 from coldframe.gateway.meters import Meters
@@ -34,6 +35,9 @@ from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 _BACKLOG = 1024
+_LOOK_S = 0.05
+_LAST_ANSWERS_S = 5.0
+"""How long answers may take to be sent once commands have ended."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Doors:
         self._app = make_app(self._service)
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None
+        self._hurried = False
 
     async def open_unix(self, path: Path) -> None:
         """Serve on a unix socket that only root and this process's user can use.
@@ -124,13 +129,15 @@ class Doors:
                 f"without keys only loopback is served, not {listen.host!r}: make one with "
                 "coldframe key create, or listen on 127.0.0.1"
             )
+        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        # The protocol is named, else asyncio takes it for no TCP and leaves Nagle's delay on.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            listener = socket.create_server(
-                (listen.host, listen.port),
-                family=socket.AF_INET6 if ":" in listen.host else socket.AF_INET,
-                backlog=_BACKLOG,
-            )
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((listen.host, listen.port))
+            listener.listen(_BACKLOG)
         except OSError as error:
+            listener.close()
             raise CapabilityError(f"{listen.host}:{listen.port} is not free: {error}") from error
         at = Listen(*listener.getsockname()[:2])
         await self._serve(listener, by_key(self._store), tls)
@@ -140,7 +147,7 @@ class Doors:
         self, listener: socket.socket, admit: Admission, tls: ssl.SSLContext | None
     ) -> None:
         listener.setblocking(False)
-        app = Counting(Guard(self._app, admit), self._service.meters)
+        app = Counting(Guard(Express(self._app, self._app), admit), self._service.meters)
         config = uvicorn.Config(
             app,
             http=bounded(self._settings.head_bytes, self._settings.head_s),
@@ -153,7 +160,7 @@ class Doors:
             date_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=round(self._settings.keep_alive_s),
-            timeout_graceful_shutdown=round(self._settings.drain_s),
+            timeout_graceful_shutdown=round(self._settings.drain_s + _LAST_ANSWERS_S),
             ws_max_size=16 << 20,
         )
         config.load()
@@ -168,16 +175,25 @@ class Doors:
         self._servers.append((server, task))
 
     async def close(self) -> None:
-        """Let nobody in, and return when what is being answered has been, or after `drain_s`."""
+        """Let nobody in, and return when what is being answered has been.
+
+        Commands that run have `drain_s` to end, so that who waits for one gets its result.
+        """
         for server, _ in self._servers:
             server.should_exit = True
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self._settings.drain_s
+        busy = self._service.node.load
+        while busy().running and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)  # the last command that ends tells nobody
         self._service.polls.stop()
         await asyncio.gather(*(task for _, task in self._servers))
         if self._unix is not None:
             self._unix.unlink(missing_ok=True)
 
     def hurry(self) -> None:
-        """Do not wait for answers any more."""
+        """Do not wait for commands or answers any more."""
+        self._hurried = True
         for server, _ in self._servers:
             server.force_exit = True
 

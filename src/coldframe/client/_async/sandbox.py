@@ -61,6 +61,13 @@ class AsyncSandbox:
         self._info = await self._runner.run(self._core.renew(ttl_s))
         return self._info
 
+    def keep(self) -> None:
+        """Leave it there when the client closes: it lives until its lease ends.
+
+        On a service. A node in this process ends with its client, and all sandboxes with it.
+        """
+        self._client.keep(self.id)
+
     async def delete(self) -> None:
         """End it; nothing of it is left when this returns. Twice is fine."""
         await self._runner.run(self._client.delete(self.id))

@@ -62,6 +62,13 @@ class Sandbox:
         self._info = self._portal.run(self._core.renew(ttl_s))
         return self._info
 
+    def keep(self) -> None:
+        """Leave it there when the client closes: it lives until its lease ends.
+
+        On a service. A node in this process ends with its client, and all sandboxes with it.
+        """
+        self._client.keep(self.id)
+
     def delete(self) -> None:
         """End it; nothing of it is left when this returns. Twice is fine."""
         self._portal.run(self._client.delete(self.id))

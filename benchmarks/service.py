@@ -1,0 +1,290 @@
+"""The node as a service, client and server on one machine.
+
+python -m benchmarks.service --json [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks._measure import Baseline, baseline, percentile, report, say, summary
+from coldframe import AsyncSandbox, AsyncSandboxClient
+
+TRUE = ["/bin/true"]
+MIB = 1 << 20
+_PIECE = bytes(MIB)
+
+
+@dataclass
+class Service:
+    """`coldframe serve`, a process of its own."""
+
+    unix: str
+    tcp: str
+    pid: int
+
+    def memory_mib(self) -> float:
+        """Its resident memory in MiB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmRSS")
+
+    def peak_mib(self) -> float:
+        """Its largest resident memory since `reset_peak`."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmHWM")
+
+    def reset_peak(self) -> None:
+        """Begin anew with the largest."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def descriptors(self) -> int:
+        """How many it has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+
+@contextmanager
+def serving() -> Iterator[Service]:
+    """A service on this machine's home, on both kinds of sockets."""
+    with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
+        command = [sys.executable, "-m", "coldframe.cli.main", "serve"]
+        command += ["--unix", f"{scratch}/n.sock", "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            urls: dict[str, str] = {}
+            assert process.stdout is not None
+            while len(urls) < 2:
+                line = process.stdout.readline()
+                assert line, "the service ended"
+                if line.startswith("serving "):
+                    url = line.split()[1]
+                    urls[url.partition(":")[0]] = url
+            yield Service(urls["unix"], urls["http"], process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
+
+
+async def measure_execs(
+    sandboxes: dict[str, AsyncSandbox], base: Baseline, n: int
+) -> dict[str, list[float]]:
+    """Seconds of one command by each way, in turns, so that all see the same machine."""
+    taken: dict[str, list[float]] = {way: [] for way in sandboxes}
+    for sandbox in sandboxes.values():
+        for _ in range(20):
+            await sandbox.exec(TRUE)
+    for _ in range(n):
+        for way, sandbox in sandboxes.items():
+            await base.sample()
+            start = time.perf_counter()
+            result = await sandbox.exec(TRUE)
+            taken[way].append(time.perf_counter() - start)
+            assert result.ok, result
+    return taken
+
+
+async def measure_in_flight(sandbox: AsyncSandbox, n: int, at_once: int = 16) -> list[float]:
+    """Seconds of each command with so many in flight."""
+    taken: list[float] = []
+
+    async def worker() -> None:
+        for _ in range(n // at_once):
+            start = time.perf_counter()
+            await sandbox.exec(TRUE)
+            taken.append(time.perf_counter() - start)
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return taken
+
+
+async def measure_rate(
+    client: AsyncSandboxClient, service: Service, image: str, seconds: float
+) -> dict[str, float]:
+    """Commands a second, 16 in flight in 8 sandboxes; memory and descriptors at both ends."""
+    sandboxes = [await client.create_sandbox(image) for _ in range(8)]
+    await asyncio.gather(*(sandbox.exec(TRUE) for sandbox in sandboxes for _ in range(50)))
+    memory, descriptors = service.memory_mib(), service.descriptors()
+    end = time.perf_counter() + seconds
+    counts = [0] * 16
+
+    async def worker(number: int) -> None:
+        while time.perf_counter() < end:
+            await sandboxes[number % 8].exec(TRUE)
+            counts[number] += 1
+
+    await asyncio.gather(*(worker(number) for number in range(16)))
+    figures = {
+        "exec_per_s": round(sum(counts) / seconds, 1),
+        "rate_memory_growth_mib": round(service.memory_mib() - memory, 2),
+        "rate_descriptor_growth": service.descriptors() - descriptors,
+    }
+    await asyncio.gather(*(sandbox.delete() for sandbox in sandboxes))
+    return figures
+
+
+async def measure_burst(
+    client: AsyncSandboxClient, image: str, sandboxes: int, commands: int = 4
+) -> dict[str, float]:
+    """Seconds until so many sandboxes have run so many commands and are deleted."""
+
+    async def one() -> bool:
+        try:
+            async with await client.create_sandbox(image) as sandbox:
+                return all([(await sandbox.exec(TRUE)).ok for _ in range(commands)])
+        except Exception as error:  # noqa: BLE001 - counted, and told
+            say(f"burst: {error}")
+            return False
+
+    start = time.perf_counter()
+    done = await asyncio.gather(*(one() for _ in range(sandboxes)))
+    return {
+        "burst_wall_s": round(time.perf_counter() - start, 2),
+        "burst_sandboxes": sandboxes,
+        "burst_succeeded": sum(done),
+    }
+
+
+async def measure_transfer(sandbox: AsyncSandbox, service: Service, mib: int) -> dict[str, float]:
+    """MB a second up and down, and what the server took in memory for it."""
+
+    async def content() -> AsyncIterator[bytes]:
+        for _ in range(mib):
+            yield _PIECE
+
+    service.reset_peak()
+    before = service.memory_mib()
+    start = time.perf_counter()
+    assert await sandbox.files.write("/tmp/big", content()) == mib * MIB
+    up = time.perf_counter() - start
+    start = time.perf_counter()
+    size = 0
+    async for piece in sandbox.files.iterate("/tmp/big"):
+        size += len(piece)
+    down = time.perf_counter() - start
+    assert size == mib * MIB
+    await sandbox.files.remove("/tmp/big")
+    return {
+        "upload_mb_s": round(mib * MIB / up / 1e6, 1),
+        "download_mb_s": round(mib * MIB / down / 1e6, 1),
+        "transfer_server_mib": round(service.peak_mib() - before, 1),
+    }
+
+
+async def measure_stalled(service: Service, image: str, readers: int, stalled: int) -> float:
+    """Of readers of output at once: how the others' p99 changes when some do not read."""
+    with_none = await _p99_of_readers(service, image, readers, 0)
+    with_some = await _p99_of_readers(service, image, readers, stalled)
+    return round(with_some / with_none, 2)
+
+
+async def _p99_of_readers(service: Service, image: str, readers: int, stalled: int) -> float:
+    async with AsyncSandboxClient(url=service.tcp) as client:
+        sandboxes = [await client.create_sandbox(image) for _ in range(10)]
+        floods = [
+            await sandboxes[number % 10].start("yes | head -c 33554432; sleep 60")
+            for number in range(stalled)
+        ]
+        silent = [await _stalled_reader(service, flood.operation_id) for flood in floods]
+        taken: list[float] = []
+
+        async def read(number: int) -> None:
+            start = time.perf_counter()
+            stream = sandboxes[number % 10].stream("seq 1 1000")
+            size = 0
+            async for chunk in stream:
+                size += len(chunk.data)
+            assert size == 3893
+            taken.append(time.perf_counter() - start)
+
+        await asyncio.gather(*(read(number) for number in range(readers - stalled)))
+        for writer in silent:
+            writer.close()
+        await asyncio.gather(*(sandbox.delete() for sandbox in sandboxes))
+    return percentile(taken, 0.99)
+
+
+async def _stalled_reader(service: Service, operation_id: str) -> asyncio.StreamWriter:
+    """Ask for a command's output and never read the answer."""
+    host, port = service.tcp.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(
+        f"GET /v1/execs/{operation_id}/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    )
+    await writer.drain()
+    return writer
+
+
+async def run(args: argparse.Namespace) -> dict[str, object]:
+    """Take every figure of this module; see SPECIFICATION.md for what they must reach."""
+    image, scale = args.image, 0.1 if args.quick else 1.0
+    with serving() as service:
+        async with contextlib.AsyncExitStack() as stack:
+            base = await stack.enter_async_context(baseline())
+            await base.sample(20)
+            base.seconds.clear()
+            clients = {
+                "process": await stack.enter_async_context(AsyncSandboxClient(runtime="native")),
+                "socket": await stack.enter_async_context(AsyncSandboxClient(url=service.unix)),
+                "http": await stack.enter_async_context(AsyncSandboxClient(url=service.tcp)),
+            }
+            sandboxes = {way: await clients[way].create_sandbox(image) for way in clients}
+            say("exec by each way")
+            taken = await measure_execs(sandboxes, base, args.n)
+            host = base.p50
+            say("exec, 16 in flight")
+            flying = await measure_in_flight(sandboxes["http"], args.n * 4)
+            result: dict[str, object] = {
+                "host_ms": summary(base.seconds),
+                **{f"{way}_exec_ms": summary(times) for way, times in taken.items()},
+                "process_exec_ratio": round(percentile(taken["process"], 0.5) / host, 3),
+                "socket_exec_ratio": round(percentile(taken["socket"], 0.5) / host, 3),
+                "exec_ratio": round(percentile(taken["http"], 0.5) / host, 3),
+                "exec_p99_ratio_16": round(percentile(flying, 0.99) / host, 3),
+            }
+            say("transfer")
+            result |= await measure_transfer(sandboxes["http"], service, round(1024 * scale))
+            say("commands a second")
+            result |= await measure_rate(clients["http"], service, image, 60 * scale)
+            say("burst")
+            result |= await measure_burst(clients["http"], image, round(1000 * scale))
+            ledger = await clients["socket"].ledger()
+            result["leaked"] = ledger.leaked
+        say("stalled readers")
+        result["stalled_readers_p99_ratio"] = await measure_stalled(
+            service, image, round(500 * scale), round(50 * scale)
+        )
+    return result
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--image", default="debian:bookworm")
+    parser.add_argument("--n", type=int, default=400, help="commands by each way")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the load")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    args = parser.parse_args()
+    os.environ.pop("COLDFRAME_URL", None)
+    report(asyncio.run(run(args)), as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The one route that is asked for per command, past the router: that costs as much as the command.
+
+The same function answers; the router has it too, for the document and for what does not match here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coldframe.gateway import failures
+from coldframe.gateway.execs import DEFAULT_WAIT_S, submit
+from coldframe.protocol.errors import ColdframeError
+
+_PATH = re.compile(r"/v1/sandboxes/([A-Za-z0-9._-]+)/execs")
+_QUERY = re.compile(rb"(?:wait_s=([0-9]{1,2}))?")
+
+
+class Express:
+    """An application with a shorter way to `submit`."""
+
+    def __init__(self, app: ASGIApp, state: object) -> None:
+        """Take an application and what its requests find as `request.app`."""
+        self._app, self._state = app, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a command that is submitted in the usual form, or pass the request on."""
+        found = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            found = _PATH.fullmatch(scope["path"])
+        query = found and _QUERY.fullmatch(scope["query_string"])
+        wait_s = float(query[1] or DEFAULT_WAIT_S) if query else 0.0
+        if found is None or query is None or wait_s > DEFAULT_WAIT_S:
+            await self._app(scope, receive, send)
+            return
+        scope["app"] = self._state
+        scope["path_params"] = {"sandbox_id": found[1]}
+        request = Request(scope, receive, send)
+        try:
+            response = await submit(request, found[1], wait_s)
+        except ColdframeError as error:
+            response = await failures.answer_to(request, error)
+        except ClientDisconnect:
+            return
+        await response(scope, receive, send)

@@ -1,0 +1,302 @@
+"""Who may do what: keys, scopes, owners, quotas, the socket's users, web pages, odd requests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coldframe import ColdframeError, SandboxClient
+from coldframe.gateway.keys import authenticate
+from coldframe.gateway.store import SqliteStore
+from coldframe.protocol.errors import (
+    NotAuthenticatedError,
+    NotPermittedError,
+    OperationNotFoundError,
+    QuotaError,
+    SandboxNotFoundError,
+)
+from tests.fixtures.service import Service, serving
+from tests.integration.gateway.conftest import http
+
+MakeKey = Callable[..., str]
+
+
+def _command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coldframe.cli.main", *words],
+        env={**os.environ, "COLDFRAME_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def keyed_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that asks for keys."""
+    with serving(tmp_path_factory.mktemp("keyed"), "fake") as service:
+        assert _command(service.home, "key", "create", "--owner", "first").returncode == 0
+        yield service
+
+
+@pytest.fixture
+def make_key(keyed_service: Service) -> MakeKey:
+    """Makes keys by the command line: `make_key(owner, *scopes)`."""
+
+    def make(owner: str, *scopes: str) -> str:
+        words = [word for scope in scopes for word in ("--scope", scope)]
+        done = _command(keyed_service.home, "key", "create", "--owner", owner, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return make
+
+
+def test_requests_without_a_valid_key_get_nowhere(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """Every route, whether it exists or not: a stranger learns nothing."""
+    key = make_key("ada")
+    routes = httpx.get(f"{keyed_service.tcp}/openapi.json").json()["paths"]
+    wrong = [None, "nonsense", key[:-1] + ("0" if key[-1] != "0" else "1"), key + "0"]
+    for path, operations in routes.items():
+        if path in {"/healthz", "/v1/versions"}:
+            continue
+        for method in operations:
+            target = path.replace("{", "x").replace("}", "x")
+            for given in wrong:
+                with http(keyed_service.tcp, given) as caller:
+                    answer = caller.request(method, target)
+                assert answer.status_code == 401, (method, path, answer.text)
+                assert answer.json()["code"] == "not_authenticated"
+    assert any("refused" in line for line in keyed_service.log)
+    assert not any(key.rpartition("_")[2] in line for line in keyed_service.log)
+
+
+def test_revoked_key_is_refused_from_the_next_request_on(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """A stolen key must stop at once, not with the next restart."""
+    key = make_key("ada")
+    with http(keyed_service.tcp, key) as caller:
+        assert caller.get("/v1/sandboxes").status_code == 200
+        assert _command(keyed_service.home, "key", "revoke", key.split("_")[1]).returncode == 0
+        assert caller.get("/v1/sandboxes").status_code == 401
+    listed = _command(keyed_service.home, "key", "ls").stdout.splitlines()
+    mine = [line for line in listed if line.startswith(key.split("_")[1])]
+    assert [line.split()[-1] for line in mine] == ["revoked"]
+
+
+def test_key_is_not_in_the_store(keyed_service: Service, make_key: MakeKey) -> None:
+    """Who reads the file must not be able to use a key, and only its owner reads it."""
+    secret = make_key("ada").rpartition("_")[2]
+
+    for file in keyed_service.home.glob("gateway.sqlite*"):
+        assert secret.encode() not in file.read_bytes()
+        assert bytes.fromhex(secret) not in file.read_bytes()
+    assert (keyed_service.home / "gateway.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKey) -> None:
+    """A key for looking must not be able to run anything."""
+    with SandboxClient(url=keyed_service.tcp, api_key=make_key("eve")) as owner:
+        sandbox = owner.create_sandbox("any")
+        with SandboxClient(url=keyed_service.tcp, api_key=make_key("eve", "read")) as reader:
+            seen = reader.get_sandbox(sandbox.id)
+            assert seen.files.list("/") is not None
+            with pytest.raises(NotPermittedError, match="'exec'"):
+                seen.exec("true")
+            with pytest.raises(NotPermittedError, match="'exec'"):
+                seen.files.write("/x", "x")
+            with pytest.raises(NotPermittedError, match="'create'"):
+                seen.delete()
+            with pytest.raises(NotPermittedError, match="'create'"):
+                reader.create_sandbox("any")
+            with pytest.raises(NotPermittedError, match="'admin'"):
+                reader.ledger()
+        sandbox.delete()
+
+
+def test_owners_neither_see_nor_guess_nor_block_each_other(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """Another's sandbox, operation and name are as if they had never been."""
+    with (
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("ada")) as ada,
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("bob")) as bob,
+    ):
+        hers = ada.create_sandbox("any", name="solver", operation_id="create-7")
+        assert hers.exec("echo hers", operation_id="run-7").text == "hers\n"
+        assert (hers.name, hers.info.spec.labels["owner"]) == ("solver", "ada")
+
+        with pytest.raises(SandboxNotFoundError) as real:
+            bob.get_sandbox(hers.id)
+        with pytest.raises(SandboxNotFoundError) as made_up:
+            bob.get_sandbox("sb-000000-0000000000")
+        assert str(real.value).replace(hers.id, "") == str(made_up.value).replace(
+            "sb-000000-0000000000", ""
+        )
+        for refused in (
+            lambda: bob.get_sandbox("solver"),
+            lambda: bob.delete_sandbox(hers.id),
+        ):
+            with pytest.raises(SandboxNotFoundError):
+                refused()
+        assert bob.list_sandboxes() == bob.list_sandboxes({"owner": "ada"}) == ()
+
+        his = bob.create_sandbox("any", name="solver", operation_id="create-7")
+        assert his.id != hers.id
+        with pytest.raises(OperationNotFoundError):
+            his.attach("run-7").wait()
+        assert his.exec("echo his", operation_id="run-7").text == "his\n"
+        assert his.attach("run-7").wait().operation_id == "run-7"
+        assert hers.exec("echo hers", operation_id="run-7").text == "hers\n"
+        forged = bob.create_sandbox("any", labels={"owner": "ada"})
+        assert [sandbox.id for sandbox in ada.list_sandboxes()] == [hers.id]
+        assert {sandbox.id for sandbox in bob.list_sandboxes()} == {his.id, forged.id}
+
+
+def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """One owner's mistake must leave room for the others; a replay is nothing new."""
+    done = _command(keyed_service.home, "key", "quota", "tim", "--sandboxes", "2", "--cpu", "3")
+    assert done.returncode == 0
+    key = make_key("tim")
+    with SandboxClient(url=keyed_service.tcp, api_key=key) as tim:
+        with pytest.raises(QuotaError, match="cpu"):
+            tim.create_sandbox("any", cpu=3.5)
+        first = tim.create_sandbox("any", cpu=1.0, operation_id="a")
+        tim.create_sandbox("any", cpu=1.0)
+        with pytest.raises(QuotaError, match="sandboxes"):
+            tim.create_sandbox("any", cpu=0.5)
+        assert tim.create_sandbox("any", cpu=1.0, operation_id="a").id == first.id
+        with http(keyed_service.tcp, key) as caller:
+            answer = caller.post("/v1/sandboxes", json={"image": "any"})
+        assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
+        assert answer.headers["retry-after"] == "1"
+        first.delete()
+        tim.create_sandbox("any", cpu=0.5)
+
+
+def test_keyless_service_is_loopback_only_and_takes_nothing_from_web_pages(
+    service: Service, tmp_path: Path
+) -> None:
+    """A page in the browser of whoever runs it could else make sandboxes."""
+    assert any("no keys" in line for line in service.log)
+    with http(service.tcp) as caller:
+        assert caller.get("/v1/sandboxes").status_code == 200
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            answer = caller.get("/v1/sandboxes", headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
+
+    refused = _command(tmp_path, "serve", "--listen", "0.0.0.0:0")
+    assert refused.returncode == 2
+    assert "key" in refused.stderr
+
+
+@pytest.mark.root
+def test_another_user_is_turned_away_from_the_socket(service: Service) -> None:
+    """Whoever may use the socket may be root in every sandbox."""
+    path = Path(service.unix.removeprefix("unix:"))
+    for directory in path.parents:
+        if directory.stat().st_mode & 0o001 == 0 and directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o711)
+    mode = path.stat().st_mode
+    assert mode & 0o077 == 0
+    path.chmod(0o777)
+    try:
+        script = (
+            "import os, socket\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            "s = socket.socket(socket.AF_UNIX)\n"
+            f"s.connect({str(path)!r})\n"
+            "print(s.recv(100))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        )
+    finally:
+        path.chmod(mode)
+    assert "403" in done.stdout, done
+    assert any("user 65534 refused" in line for line in service.log)
+
+
+def _raw(service: Service, data: bytes, wait_s: float = 5.0) -> bytes:
+    """Send bytes as they are; return what comes until the end or `wait_s`."""
+    host, port = service.tcp.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=wait_s) as connection:
+        connection.sendall(data)
+        got = b""
+        try:
+            while piece := connection.recv(65536):
+                got += piece
+        except TimeoutError:
+            pass
+        return got
+
+
+def test_smuggled_and_oversized_heads_are_refused(service: Service) -> None:
+    """Two lengths have two readings: behind a proxy the second is somebody else's request."""
+    both = (
+        b"POST /v1/sandboxes HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    assert b" 200 " not in _raw(service, both, 2.0).split(b"\r\n")[0]
+    lengths = (
+        b"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"
+    )
+    assert _raw(service, lengths, 2.0).startswith(b"HTTP/1.1 400")
+    large = b"GET / HTTP/1.1\r\n" + b"X-A: " + b"a" * 100_000 + b"\r\n\r\n"
+    assert b" 431 " in _raw(service, large)
+    with http(service.tcp) as caller:
+        assert caller.get("/v1/versions").status_code == 200
+
+
+def test_path_tricks_reach_no_other_route(service: Service) -> None:
+    """An encoded slash or dots must not lead past a check that another route makes."""
+    for path in ("/v1/sandboxes/..%2f..%2fmetrics", "/v1//sandboxes", "/healthz/../v1/sandboxes"):
+        answer = _raw(
+            service,
+            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode(),
+        )
+        assert answer.split(b" ")[1] == b"404", (path, answer)
+
+
+def test_slow_heads_are_cut_and_cost_others_nothing(tmp_path: Path) -> None:
+    """Connections that never ask must not hold what others need."""
+    with serving(tmp_path, "fake") as service:
+        host, port = service.tcp.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(200)]
+        for connection in slow:
+            connection.sendall(b"GET /v1/sandboxes HTTP/1.1\r\nHost: 127")
+        began = time.monotonic()
+        with http(service.tcp) as caller:
+            assert caller.get("/v1/versions").status_code == 200
+        assert time.monotonic() - began < 5
+        slow[0].settimeout(30)
+        assert slow[0].recv(100) == b""
+        for connection in slow:
+            connection.close()
+
+
+def test_unknown_and_wrong_keys_are_refused_in_the_same_words(tmp_path: Path) -> None:
+    """Words that differ would tell which ids there are."""
+    store = SqliteStore(tmp_path)
+    said = set()
+    for given in (f"cf_{'0' * 12}_{'0' * 64}", "cf_x", "Ω"):
+        with pytest.raises(NotAuthenticatedError) as raised:
+            authenticate(store, f"Bearer {given}")
+        said.add(str(raised.value))
+    store.close()
+
+    assert len(said) == 1
+    assert issubclass(NotAuthenticatedError, ColdframeError)

@@ -1,0 +1,196 @@
+"""Output as it comes, stdin on its way, connections to ports; and clients that do not read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosedOK
+from websockets.sync.client import connect, unix_connect
+
+from coldframe import PortUnreachableError, Sandbox, SandboxClient
+from tests.fixtures.service import Service
+
+ECHO = (
+    "import socket\n"
+    "s = socket.create_server(('127.0.0.1', {port}))\n"
+    "while True:\n"
+    "    c, _ = s.accept()\n"
+    "    while d := c.recv(65536): c.sendall(d)\n"
+    "    c.close()\n"
+)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def echo_port(served: Sandbox) -> int:
+    """A port of the sandbox's on which what is heard is said."""
+    port = _free_port()
+    served.files.write("/echo.py", ECHO.format(port=port))
+    served.start(["python3", "echo.py"])
+    until = time.monotonic() + 20
+    while port not in served.listening_ports():
+        assert time.monotonic() < until, "nothing listens"
+        time.sleep(0.05)
+    return port
+
+
+def _events(text: str) -> list[tuple[str, str | None, Any]]:
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "event" in fields:
+            found.append((fields["event"], fields.get("id"), json.loads(fields["data"])))
+    return found
+
+
+def test_events_give_all_output_and_then_the_result(caller: httpx.Client, served: Sandbox) -> None:
+    """A browser's EventSource goes on where it was, by the id of the last event."""
+    served.exec("echo out; echo err >&2; exit 3", operation_id="sse-1")
+
+    told = _events(caller.get("/v1/execs/sse-1/events").text)
+
+    output = {
+        data["stream"]: base64.b64decode(data["data"]) for name, _, data in told if name == "output"
+    }
+    assert output == {"stdout": b"out\n", "stderr": b"err\n"}
+    assert (told[-1][0], told[-1][2]["exit_code"]) == ("result", 3)
+    last = [event_id for name, event_id, _ in told if name == "output"][-1]
+    assert last == "4-4"
+    again = caller.get("/v1/execs/sse-1/events", headers={"Last-Event-ID": last})
+    assert [name for name, _, _ in _events(again.text)] == ["result"]
+    assert caller.get("/v1/execs/none/events").status_code == 404
+
+
+def test_events_come_while_the_command_runs(caller: httpx.Client, served: Sandbox) -> None:
+    """Who watches must not wait for the end."""
+    process = served.start("echo early; read line; echo $line", stdin_open=True)
+    with caller.stream("GET", f"/v1/execs/{process.operation_id}/events") as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: output"
+        process.write_stdin("late\n")
+        rest = "\n".join(lines)
+    assert base64.b64encode(b"late\n").decode() in rest
+
+
+def test_websocket_carries_both_ways(service: Service, served: Sandbox) -> None:
+    """stdin, signals and output on one connection, as a terminal needs."""
+    process = served.start("cat; sleep 60", stdin_open=True)
+    path = service.unix.removeprefix("unix:")
+    uri = f"ws://localhost/v1/execs/{process.operation_id}/attach"
+    with unix_connect(path, uri, max_size=None) as tied:
+        tied.send(b"\x00\xffbytes\n")
+        assert tied.recv(timeout=20) == b"\x01\x00\xffbytes\n"
+        tied.send(json.dumps({"nonsense": 1}))
+        assert json.loads(tied.recv(timeout=20))["error"]["code"] == "invalid_request"
+        tied.send(json.dumps({"close_stdin": True}))
+        tied.send(json.dumps({"signal": {"signal": 15, "scope": "tree"}}))
+        ended = json.loads(tied.recv(timeout=20))["result"]
+    assert (ended["reason"], ended["signal"]) == ("signal", 15)
+
+
+def test_connection_to_a_port_is_an_ordinary_socket(served: Sandbox, echo_port: int) -> None:
+    """Both ways at once, more than any buffer holds, and end of file."""
+    data = bytes(range(256)) * 20_000
+    with served.connect(echo_port) as connection:
+        connection.settimeout(60)
+        got = b""
+        for start in range(0, len(data), 100_000):
+            connection.sendall(data[start : start + 100_000])
+            got += connection.recv(1 << 20)
+        connection.shutdown(socket.SHUT_WR)
+        while piece := connection.recv(1 << 20):
+            got += piece
+    assert got == data
+    with pytest.raises(PortUnreachableError):
+        served.connect(_free_port())
+
+
+def test_port_is_reached_by_websocket(service: Service, served: Sandbox, echo_port: int) -> None:
+    """Browsers have nothing else; frames of 4 MiB arrive whole."""
+    uri = (
+        f"{service.tcp.replace('http', 'ws')}/v1/sandboxes/{served.id}/ports/{echo_port}/websocket"
+    )
+    data = bytes(range(256)) * 16384
+    with connect(uri, max_size=None) as tied:
+        tied.send(data)
+        got = b""
+        while len(got) < len(data):
+            piece = tied.recv(timeout=30)
+            assert isinstance(piece, bytes)
+            got += piece
+        tied.send(b"")
+        with pytest.raises(ConnectionClosedOK):
+            tied.recv(timeout=20)
+    assert got == data
+
+
+def _memory_mib(service: Service) -> float:
+    text = Path(f"/proc/{service.process.pid}/status").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
+def test_clients_that_do_not_read_cost_little_and_hold_nobody_up(
+    service: Service, served: Sandbox
+) -> None:
+    """Output waits in its bounded spool, not in the memory of the service."""
+    served.exec("yes | head -c 20000000 > big", operation_id="big")
+    flood = served.start("cat big; sleep 60")
+    host, port = service.tcp.removeprefix("http://").split(":")
+    before = _memory_mib(service)
+    silent = []
+    for target in (
+        f"/v1/execs/{flood.operation_id}/events",
+        f"/v1/sandboxes/{served.id}/files?path=/big",
+    ):
+        for _ in range(20):
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            silent.append(connection)
+    began = time.monotonic()
+    for _ in range(20):
+        assert served.exec("echo quick").text == "quick\n"
+
+    assert time.monotonic() - began < 30
+    assert _memory_mib(service) - before < 40 * 4
+    for connection in silent:
+        # A reset, as of a client that was killed.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    descriptors = Path(f"/proc/{service.process.pid}/fd")
+    until = time.monotonic() + 20
+    while len([one for one in descriptors.iterdir() if "socket" in str(_target(one))]) > 20:
+        assert time.monotonic() < until, "connections of clients that are gone are still open"
+        time.sleep(0.1)
+
+
+def _target(link: Path) -> object:
+    try:
+        return link.readlink()
+    except FileNotFoundError:
+        return ""
+
+
+def test_stdin_is_written_only_as_fast_as_it_is_read(
+    remote: SandboxClient, served: Sandbox
+) -> None:
+    """A command that reads late gets all of it."""
+    process = served.start("sleep 0.5; wc -c", stdin_open=True)
+    process.write_stdin(b"x" * 3_000_000)
+    process.close_stdin()
+
+    assert process.wait().stdout.strip() == b"3000000"
