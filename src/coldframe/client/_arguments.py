@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
     Any,
     Literal,
@@ -50,8 +50,18 @@ class _Argument:
 
 def _shown(value: object) -> str:
     kind = f"the {type(value).__name__}"
-    # Not what is in a mapping: an environment holds secrets.
-    return f"{kind} {repr(value)[:80]}" if isinstance(value, str | int | float) else kind
+    if isinstance(value, str | int | float):
+        return f"{kind} {repr(value)[:80]}"
+    # Kinds only, not what is in it: an environment holds secrets.
+    if isinstance(value, Mapping) and value:
+        return f"{kind} of {_kinds(value)} to {_kinds(value.values())}"
+    if isinstance(value, list | tuple) and value:
+        return f"{kind} of {_kinds(value)}"
+    return kind
+
+
+def _kinds(values: Iterable[object]) -> str:
+    return ", ".join(sorted({type(one).__name__ for one in values}))
 
 
 def typed_arguments(function: Callable[P, T]) -> Callable[P, T]:
@@ -105,7 +115,7 @@ def check_options(of: type, options: Mapping[str, Any]) -> None:
     known = _options_of(of)
     for name, value in options.items():
         if name not in known:
-            raise TypeError(f"there is no option {name!r}")
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known)}")
         known[name].check(name, value)
 
 

@@ -55,13 +55,20 @@ def test_argument_of_another_type_is_refused_by_its_name(of: type, method: str, 
         ({"operation_id": 5}, "operation_id: .*not the int 5"),
         ({"user": 1.5}, "user: "),
         ({"window_bytes": 1 << 70}, "window_bytes: "),
-        ({"env": {1: "x"}}, "env: .*not the dict"),
+        ({"env": {1: "x"}}, "env: .*not the dict of int to str"),
+        ({"env": {"A": 1, "B": "x"}}, "env: .*not the dict of str to int, str"),
     ],
 )
 def test_option_of_another_type_is_refused_by_its_name(options: dict[str, Any], says: str) -> None:
     """True is no number of seconds, and a number of seconds is no text."""
     with pytest.raises(InvalidRequestError, match=says):
         exec_request("x", **options)
+
+
+def test_option_that_does_not_exist_is_told_which_do() -> None:
+    """`timeout=` is what other libraries call it."""
+    with pytest.raises(TypeError, match=r"no option 'timeout'; there are .*deadline_s"):
+        exec_request("x", timeout=5)
 
 
 def test_environment_that_is_refused_is_not_shown() -> None:
@@ -76,6 +83,12 @@ def test_command_of_another_type_is_refused(command: Any) -> None:
     """`None` must not become an argv of nothing."""
     with pytest.raises(InvalidRequestError, match=r"^command: "):
         exec_request(command)
+
+
+def test_command_with_a_number_in_it_says_so() -> None:
+    """That a list is expected and not a list helps nobody."""
+    with pytest.raises(InvalidRequestError, match="not the list of int, str"):
+        exec_request(["sleep", 1])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
