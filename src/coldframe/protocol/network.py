@@ -48,7 +48,8 @@ _FORM = re.compile(
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A credential that is refused must not be shown by its refusal.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def host_name(text: str) -> str:
@@ -183,7 +184,7 @@ class Credential(_Model):
     def _value(cls, value: SecretStr) -> SecretStr:
         secret = value.get_secret_value()
         if not secret.isascii() or not secret.isprintable():
-            raise ValueError("a header's value is printable ASCII")
+            raise ValueError("a header's value is printable ASCII, with no newline at its end")
         return value
 
     @field_serializer("value", when_used="json")
@@ -251,6 +252,14 @@ class NetworkPolicy(_Model):
         return cls(rules=tuple(made), public=public, presets=tuple(presets), **options)  # type: ignore[arg-type]  # checked
 
 
+def _sentence(error: ValueError) -> str:
+    """What is wrong, without what was given: that may be a secret."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
 NetworkLike: TypeAlias = NetworkPolicy | str | Iterable[str] | None
 """A policy, the text form of one rule or several; None or `none`: no egress."""
 
@@ -271,7 +280,7 @@ def network_policy(value: NetworkLike) -> NetworkPolicy:
     try:
         return NetworkPolicy.parse(*texts)
     except ValueError as error:
-        raise InvalidRequestError(f"network: {error}") from error
+        raise InvalidRequestError(f"network: {_sentence(error)}") from None
 
 
 # --- events ---------------------------------------------------------------------------

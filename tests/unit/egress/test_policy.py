@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from coldframe.host.egress.addresses import canonical, local_kind
 from coldframe.host.egress.policy import Engine
 from coldframe.protocol.errors import InvalidRequestError
-from coldframe.protocol.network import NetworkPolicy, NetworkRule, host_name, network_policy
+from coldframe.protocol.network import (
+    Credential,
+    NetworkPolicy,
+    NetworkRule,
+    host_name,
+    network_policy,
+)
 
 OWN = ip_address("203.0.113.1")
 
@@ -173,6 +179,20 @@ def test_text_that_is_no_rule_is_refused_by_its_words(text: str) -> None:
     said = str(refusal.value)
     assert "\n" not in said
     assert "pydantic" not in said
+
+
+def test_preset_that_does_not_exist_is_told_which_do() -> None:
+    """So that nobody has to look it up."""
+    with pytest.raises(InvalidRequestError, match=r"presets.*'apt', 'pip' or 'npm'"):
+        network_policy("presets:conda")
+
+
+@pytest.mark.parametrize("field", [{"value": "s3cret\n"}, {"host": "a b"}, {"header": "a b"}])
+def test_credential_that_is_refused_is_not_shown(field: dict[str, str]) -> None:
+    """A key that was read from a file ends with a newline, and errors end up in logs."""
+    with pytest.raises(ValueError, match="Credential") as caught:
+        Credential(**{"host": "a.example", "value": "s3cret", **field})  # type: ignore[arg-type]
+    assert "s3cret" not in str(caught.value)
 
 
 def test_names_are_compared_without_case_and_final_dot() -> None:
