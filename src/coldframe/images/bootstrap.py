@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,9 @@ from coldframe.protocol.errors import (
 )
 
 PACKAGES = ("ca-certificates", "git", "procps", "python3")
+REPORT_S = 15.0
+"""How often it is said that mmdebstrap still runs."""
+
 _SUITE = re.compile(r"[a-z][a-z0-9-]{1,30}")
 _UNSTABLE = ("sid", "unstable", "experimental")
 _CONNECTION = re.compile(
@@ -114,7 +119,7 @@ def _debian(suite: str, tree: Path, work: Path, progress: Progress) -> None:
     if sources.stat().st_size > 1:
         command.append("-")  # on stdin, since a mirror's address may hold a password
     progress(f"mmdebstrap {suite} with {', '.join(PACKAGES)}")
-    with _running(command, sources, work / "log") as stream:
+    with _reported(progress), _running(command, sources, work / "log") as stream:
         unpack_tar(stream, tree, f"debian:{suite}", progress)
     _finish_debian(tree)
 
@@ -270,6 +275,25 @@ def _output(*command: str, cwd: Path | None = None) -> str:
     if done.returncode != 0:
         raise ImageError(_why(command[0], done.returncode, done.stderr.decode("utf-8", "replace")))
     return done.stdout.decode("utf-8", "replace")
+
+
+@contextmanager
+def _reported(progress: Progress) -> Iterator[None]:
+    """Say from time to time that it still runs: a slow mirror is silent for minutes."""
+    ended = threading.Event()
+    begun = time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(REPORT_S):
+            progress(f"still running after {time.monotonic() - begun:.0f} s")
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

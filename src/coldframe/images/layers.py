@@ -113,6 +113,12 @@ class Layers:
                 fd = try_lock(path / "lock", exclusive=True)
             try:
                 yield path
+            except PermissionError as error:
+                if os.geteuid() == 0:
+                    raise
+                raise CapabilityError(
+                    f"{error.strerror}: an image holds files of other owners; run it as root"
+                ) from error
             finally:
                 remove_tree(path)
                 if fd is not None:

@@ -111,8 +111,12 @@ def test_bootstrap_without_network_says_so(
     refusing = [f'Acquire::{kind}::Proxy "http://127.0.0.1:9";' for kind in ("http", "https")]
     monkeypatch.setattr(room, "connection_options", lambda _: [*refusing, 'Acquire::Retries "0";'])
 
+    monkeypatch.setattr(room, "REPORT_S", 0.01)
+    lines: list[str] = []
+
     with pytest.raises(ImageError, match="no network: apt cannot reach its mirror"):
-        bootstrap(store, "debian:bookworm")
+        bootstrap(store, "debian:bookworm", progress=lines.append)
+    assert any(line.startswith("still running after") for line in lines), "silence looks hung"
     assert store.list() == ()
     assert list((store.root / "tmp").iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -16,7 +17,12 @@ import pytest
 from coldframe.images.base import ImageConfig
 from coldframe.images.digest import digest_tree
 from coldframe.images.store import ImageStore
-from coldframe.protocol.errors import ImageError, ImageNotFoundError, InvalidRequestError
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ImageError,
+    ImageNotFoundError,
+    InvalidRequestError,
+)
 
 Add = Callable[..., str]
 CONFIG = ImageConfig(env=(("A", "1"),), workdir="/w", user="1:2", labels=(("k", "v"),))
@@ -326,6 +332,17 @@ def test_full_disk_is_typed_and_loses_nothing(tmp_path: Path) -> None:
     first, second = done.stdout.splitlines()
     assert first.startswith("full: no space is left for images")
     assert second == "['small:latest'] [] small:latest"
+
+
+def test_work_that_another_user_may_not_do_names_root(
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Operation not permitted` alone says nothing of owners."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    with pytest.raises(CapabilityError, match="run it as root"), store.workspace() as work:
+        assert work.is_dir()
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def test_store_is_closed_to_other_users(store: ImageStore) -> None:
