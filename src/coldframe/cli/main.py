@@ -43,7 +43,7 @@ ROOMS: dict[str, Room] = {
     "key": Room("coldframe.cli.key:app", "Make, list and revoke keys of the service."),
     "sandbox": Room("coldframe.cli.sandbox:app", "Make, use and delete sandboxes of a service."),
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
-    "task": Room("coldframe.cli.task:app", "Check that tasks are honest."),
+    "task": Room("coldframe.cli.task:app", "Write tasks, and check that they are honest."),
     "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),
     "ledger": Room(
         "coldframe.cli.ledger:ledger",

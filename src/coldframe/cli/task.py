@@ -42,7 +42,8 @@ def init(
 ) -> int:
     """Write a small task that `task check` passes, to be changed into yours."""
     write_new_task(directory, name=name, image=image, multi_step=multi_step)
-    print(render.safe(f"{directory}: written; now change it, and run: coldframe task check"))
+    check = f"coldframe task check {directory}"
+    print(render.safe(f"{directory}: written; now change it, and run: {check}"))
     return 0
 
 

@@ -69,9 +69,10 @@ what it did.
 """
 TEST = """\
 #!/bin/sh
-# Runs as root in /tests after the agent is gone. Its verdict is /logs/verifier/reward.txt, one
-# number, or reward.json, a map of numbers; without one there is no verdict. Test what the
-# instruction demands and nothing else, with cases that it does not show.
+# Runs as root in the working directory after the agent is gone; what lies beside it is in /tests.
+# Its verdict is /logs/verifier/reward.txt, one number, or reward.json, a map of numbers; without
+# one there is no verdict. Test what the instruction demands and nothing else, with cases that it
+# does not show.
 passed=1
 
 expect() {{
