@@ -10,6 +10,7 @@ disk, and older versions of Python have none.)
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import tarfile
@@ -108,7 +109,9 @@ class _Unpacker:
             try:
                 self._make(member, parts, parent)
             except FileExistsError:
-                raise PathExistsError(f"{member.name!r} exists already") from None
+                raise PathExistsError(
+                    f"{member.name!r} exists already in the local directory; name an empty one"
+                ) from None
 
     def _make(self, member: tarfile.TarInfo, parts: tuple[str, ...], parent: int) -> None:
         name = parts[-1]
@@ -198,11 +201,13 @@ def pack(local: Path, write: Callable[[bytes], None], owner: tuple[int, int]) ->
     """Write a pax tar of a local directory's content, piece by piece.
 
     Raises:
+        FileNotFoundError: there is no such directory.
         NotADirectoryError: it is not a directory.
         PathRefusedError: it holds a device, FIFO or socket.
     """
     if not local.is_dir():
-        raise NotADirectoryError(20, os.strerror(20), str(local))
+        number = errno.ENOTDIR if local.exists() else errno.ENOENT
+        raise OSError(number, os.strerror(number), str(local))
     with tarfile.open(
         fileobj=_PieceWriter(write), mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT
     ) as archive:

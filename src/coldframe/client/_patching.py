@@ -150,7 +150,7 @@ class _Work:
         if change.old_path is not None:
             base = await self._base(change.old_path)
             if base is None:
-                raise PatchError(f"{change.old_path}: no such file")
+                raise PatchError(f"{change.old_path}: no such file below {self._root or '/'}")
         content = _patch.apply(b"" if base is None else base.content, change)
         if change.new_path is None:
             self._removals.append(change.path)

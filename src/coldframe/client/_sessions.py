@@ -110,17 +110,19 @@ class SessionCore:
         link = await self._core.link()
         self._end = asyncio.ensure_future(link.wait_exec(self.operation_id))
         nonce = _new_nonce()
+        silence = "ended at once"
         try:
             await link.write_stdin(self.operation_id, _READY.replace(b"NONCE", nonce))
             async with asyncio.timeout(START_DEADLINE_S):
                 answer = await self._status(link, nonce)
-        except (TimeoutError, BrokenPipeError):
+        except TimeoutError:
+            answer, silence = None, f"gave no answer within {START_DEADLINE_S:g} s"
+        except BrokenPipeError:
             answer = None
         except BaseException:
             await self.kill()
             raise
         if answer is None:
-            silence = "ended" if self.ended else f"gave no answer within {START_DEADLINE_S:g} s"
             await self.kill()
             raise SessionEndedError(f"{self._shell} {silence}: is it a POSIX shell?")
         self._kind = b"bash" if b"bash" in answer else b""

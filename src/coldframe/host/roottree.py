@@ -79,7 +79,10 @@ _BY_ERRNO: dict[int, type[ColdframeError]] = {
     errno.ENFILE: CapacityError,
     errno.ENOMEM: CapacityError,
 }
-_TEXTS = {errno.EXDEV: "on a pseudo file system of the sandbox (/proc, /sys, /dev); use exec"}
+_TEXTS = {
+    errno.EXDEV: "on a pseudo file system of the sandbox (/proc, /sys, /dev); use exec",
+    errno.ENOTEMPTY: "Directory not empty; remove it with recursive=True",
+}
 
 
 def typed(error: OSError, path: bytes) -> ColdframeError:

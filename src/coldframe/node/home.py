@@ -36,8 +36,9 @@ class NodeHome:
                 self.counts = tally.Tally(self.directory / tally.FILE)
         except OSError as error:
             self.release()
+            root = "run it as root, or " if isinstance(error, PermissionError) else ""
             raise CapabilityError(
-                f"cannot keep a node's state in {self.directory}: {error.strerror}; "
+                f"cannot keep a node's state in {self.directory}: {error.strerror}; {root}"
                 "set COLDFRAME_HOME to a directory that can be written"
             ) from error
         if self._lock is None:

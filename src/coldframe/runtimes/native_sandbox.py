@@ -231,7 +231,9 @@ class NativeSandbox:
             except BaseException:
                 made.close()
                 raise
-        raise PortUnreachableError(f"port {port} of sandbox {self._id!r}: {reason}")
+        raise PortUnreachableError(
+            f"port {port} of sandbox {self._id!r}: {reason}; see listening_ports()"
+        )
 
     # --- network ----------------------------------------------------------------------
 

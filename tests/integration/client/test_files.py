@@ -152,5 +152,7 @@ def test_files_tar_streams_both_ways(sandbox: Sandbox) -> None:
 
 def test_files_upload_tree_of_special_files_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
     """The fault is local, and is raised as what it is, with the transfer ended."""
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileNotFoundError, match="nothing"):
         sandbox.files.upload_tree(tmp_path / "nothing", "/x")
+    with pytest.raises(NotADirectoryError):
+        sandbox.files.upload_tree(__file__, "/x")

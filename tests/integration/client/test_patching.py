@@ -135,6 +135,14 @@ def test_patch_of_every_git_kind_gives_gits_own_result(repo: Sandbox, tmp_path: 
     assert set(done.removed) == {"gone", "from"}
 
 
+def test_patch_of_a_file_that_is_not_there_names_the_root(repo: Sandbox) -> None:
+    """A wrong root is the usual reason."""
+    missing = "--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-a\n+b\n"
+
+    with pytest.raises(PatchError, match=r"^no\.py: no such file below /etc$"):
+        repo.apply_patch(missing, root="/etc")
+
+
 def test_patch_default_root_is_the_workdir(client: SandboxClient) -> None:
     """The paths of a model's patch are relative to where its commands run."""
     with client.create_sandbox("x", workdir="/app") as sandbox:

@@ -221,7 +221,7 @@ async def test_remove_of_full_directory_needs_recursive(tree: Tree) -> None:
     """One typing error must not cost a tree."""
     await tree.files.write("/d/e/f", pieces(b""))
 
-    with pytest.raises(PathExistsError):
+    with pytest.raises(PathExistsError, match=r"'/d': .*recursive=True"):
         await tree.files.remove("/d")
     await tree.files.remove("/d", recursive=True)
 
