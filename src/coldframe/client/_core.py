@@ -88,9 +88,10 @@ class ClientCore:
     async def list(self, labels: Mapping[str, str] | None) -> tuple[SandboxInfo, ...]:
         return await (await self.link()).list(labels)
 
-    async def delete(self, sandbox_id: str) -> None:
+    async def delete(self, sandbox_id: str) -> SandboxInfo:
         info = await (await self.link()).delete(sandbox_id)
         self._made.pop(info.id, None)
+        return info
 
     async def build_image(
         self,

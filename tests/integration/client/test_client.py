@@ -56,6 +56,8 @@ def test_client_finds_lists_and_deletes(client: SandboxClient) -> None:
         client.create_sandbox("x", name="one")
     client.delete_sandbox("one")
     client.delete_sandbox(one.id)
+    two.delete()
+    assert two.info.state is SandboxState.DELETED
     with pytest.raises(SandboxNotFoundError):
         client.get_sandbox("one")
     assert client.get_sandbox(one.id).info.state is SandboxState.DELETED

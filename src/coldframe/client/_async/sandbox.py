@@ -70,7 +70,7 @@ class AsyncSandbox:
 
     async def delete(self) -> None:
         """End it; nothing of it is left when this returns. Twice is fine."""
-        await self._runner.run(self._client.delete(self.id))
+        self._info = await self._runner.run(self._client.delete(self.id))
 
     async def __aenter__(self) -> Self:
         return self

@@ -24,8 +24,10 @@ class SandboxClient:
     """Makes and finds sandboxes: on a service's node, or on one that it runs in this process.
 
     The node is opened on the first use. Closing the client deletes the sandboxes that it made, and
-    so does leaving its `with` block or the end of the program. Those of a killed program end with
-    it in this process, and with their lease on a service. Any number of threads or tasks may use
+    so does leaving its `with` block. A synchronous client is closed at the end of the program too;
+    an asynchronous one cannot be, since its event loop has ended by then. Sandboxes that nobody
+    deleted, those of a killed program too, end with it in this process (`coldframe gc` reaps what
+    is left of its node), and with their lease on a service. Any number of threads or tasks may use
     one client. A forked process opens one of its own (ClientClosedError otherwise).
     """
 

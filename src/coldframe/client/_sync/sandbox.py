@@ -71,7 +71,7 @@ class Sandbox:
 
     def delete(self) -> None:
         """End it; nothing of it is left when this returns. Twice is fine."""
-        self._portal.run(self._client.delete(self.id))
+        self._info = self._portal.run(self._client.delete(self.id))
 
     def __enter__(self) -> Self:
         return self
