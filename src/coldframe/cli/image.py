@@ -219,7 +219,7 @@ def inspect(
 ) -> None:
     """Show an image's configuration, history (oldest first) and layers (top first)."""
     with _store() as store:
-        record = store.inspect(image)
+        record = store.inspect(store.resolve(image).name)  # an alias shows what it stands for
         paths = [str(store.layer_root(digest)) for digest in record.layers]
     if as_json:
         print(json.dumps({**_plain(record), "layer_paths": paths}))

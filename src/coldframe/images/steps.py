@@ -297,7 +297,10 @@ def failure(done: StepResult) -> str:
             "beside `presets`"
         )
     result = done.result
-    output = (result.out.head + result.out.tail + result.err.head + result.err.tail)[-_TAIL_BYTES:]
+    output = result.out.head + result.out.tail + result.err.head + result.err.tail
+    if len(output) > _TAIL_BYTES:  # from the beginning of a line on, if there is one
+        output = output[-_TAIL_BYTES:]
+        output = output.partition(b"\n")[2] or output
     tail = output.decode("utf-8", "replace").strip()
     return f"{how}: {tail}" if tail else f"{how} and printed nothing"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -95,6 +96,16 @@ async def test_build_without_cache_runs_everything(bench: Bench) -> None:
     await bench.build("FROM busybox\nRUN id\n", cached=False)
 
     assert bench.steps.ran == ["id", "id"]
+
+
+async def test_failed_step_that_printed_much_shows_whole_lines_of_its_end(refuse: Refuse) -> None:
+    """Half a word at the beginning reads like a part of our own sentence."""
+    lines = "i=1; while [ $i -le 999 ]; do echo line $i; i=$((i + 1)); done"
+
+    shown = await refuse(f"FROM busybox\nRUN {lines}; false\n")
+
+    assert re.match(r"2: RUN failed with exit code 1: line \d+\nline ", shown)
+    assert shown.endswith("\nline 999")
 
 
 async def test_failed_step_says_line_code_and_output_and_keeps_the_steps_before(

@@ -137,6 +137,7 @@ def test_build_with_alias_argument_and_target_shows_what_it_made(
     assert config["healthcheck"]["interval_s"] == 1.0
     assert config["labels"] == {"a": "b"}
     assert shown["history"][0]["resolved"].startswith("busybox:latest@sha256:")
+    assert json.loads(call("inspect", "base", "--json").stdout)["name"] == "busybox:latest"
     for line in ('entrypoint ["cat", "/who"]', "label    a=b", "history  ARG WHO=nobody"):
         assert line in call("inspect", "x").stdout
 
