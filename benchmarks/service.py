@@ -249,6 +249,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             host = base.p50
             say("exec, 16 in flight")
             flying = await measure_in_flight(sandboxes["http"], args.n * 4)
+            own = await measure_in_flight(sandboxes["process"], args.n * 4)
             result: dict[str, object] = {
                 "host_ms": summary(base.seconds),
                 **{f"{way}_exec_ms": summary(times) for way, times in taken.items()},
@@ -256,6 +257,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
                 "socket_exec_ratio": round(percentile(taken["socket"], 0.5) / host, 3),
                 "exec_ratio": round(percentile(taken["http"], 0.5) / host, 3),
                 "exec_p99_ratio_16": round(percentile(flying, 0.99) / host, 3),
+                "process_exec_p99_ratio_16": round(percentile(own, 0.99) / host, 3),
             }
             say("transfer")
             result |= await measure_transfer(sandboxes["http"], service, round(1024 * scale))

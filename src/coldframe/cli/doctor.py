@@ -97,7 +97,7 @@ async def _try_sandbox(image: str) -> tuple[str, Capabilities]:
     from coldframe.client import AsyncSandboxClient
 
     async with (
-        AsyncSandboxClient() as client,
+        AsyncSandboxClient(in_process=True) as client,
         await client.create_sandbox(image, ttl_s=60) as sandbox,
     ):
         result = await sandbox.exec(["/bin/sh", "-c", "exit 7"], deadline_s=30)

@@ -104,7 +104,7 @@ async def _run(plan: _Plan, *, as_json: bool) -> int:
     from coldframe.client import AsyncSandboxClient
 
     async with (
-        AsyncSandboxClient() as client,
+        AsyncSandboxClient(in_process=True) as client,
         # The sandbox ends with this process: a lease would only end long commands.
         await client.create_sandbox(plan.image, ttl_s=None, **plan.sandbox) as sandbox,
     ):

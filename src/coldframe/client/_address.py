@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from coldframe.client._open import in_process
+from coldframe.client import _open
 from coldframe.protocol.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -22,7 +22,12 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def opener(
-    url: str | None, api_key: str | None, home: str | Path | None, runtime: str | None
+    url: str | None,
+    api_key: str | None,
+    home: str | Path | None,
+    runtime: str | None,
+    *,
+    in_process: bool = False,
 ) -> NodeOpener:
     """Return what opens the node that was asked for.
 
@@ -30,12 +35,15 @@ def opener(
         InvalidRequestError: the URL is none, or stands beside what only a node of this process
             takes.
     """
-    if url is not None and not (home is None and runtime is None):
-        raise InvalidRequestError("home and runtime are of a node in this process: not with url")
-    if url is None and home is None and runtime is None:
+    ours = in_process or not (home is None and runtime is None)
+    if url is not None and ours:
+        raise InvalidRequestError(
+            "home, runtime and in_process ask for a node in this process: not with url"
+        )
+    if url is None and not ours:
         url = url_of_environment()
     if url is None:
-        return in_process(home, runtime)
+        return _open.in_process(home, runtime)
     return partial(_join, parse(url), api_key or os.environ.get("COLDFRAME_API_KEY") or None)
 
 

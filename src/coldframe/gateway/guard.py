@@ -110,7 +110,7 @@ async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
     failures.note(error, scope)
     status = failures.status_of(error)
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
+        await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:60]})
         return
     body = json.dumps(error_body(error)).encode()
     headers = [

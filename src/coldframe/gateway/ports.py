@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request, WebSocket
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from coldframe.gateway.context import RAW_BODY, enter, service_of
+from coldframe.gateway.context import RAW_BODY, admit, enter, refuse
 from coldframe.gateway.identity import Scope
 from coldframe.protocol.errors import ColdframeError
 
@@ -87,12 +87,13 @@ async def _send(request: Request, writer: asyncio.StreamWriter) -> None:
 @router.websocket("/{port}/websocket")
 async def websocket(socket: WebSocket, sandbox_id: str, port: Port) -> None:
     """Connect to a port: binary frames both ways. An empty frame to the port is end of file."""
-    tenant = enter(socket, Scope.EXEC)
-    service_of(socket)
+    tenant = await admit(socket, Scope.EXEC)
+    if tenant is None:
+        return
     try:
         reader, writer = await tenant.node.connect(tenant.sandbox(sandbox_id), port)
     except ColdframeError as error:
-        await socket.close(1011, str(error)[:120])
+        await refuse(socket, error)
         return
     await socket.accept()
     hearing = asyncio.ensure_future(_hear(socket, writer))

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from coldframe.gateway.context import enter
+from coldframe.gateway.context import admit, enter, refuse
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Signal
 from coldframe.gateway.tenants import Tenant
@@ -129,8 +129,15 @@ async def attach(
     binary frames are stdin, text frames one of `{"signal": {...}}`, `{"resize": {...}}`,
     `{"close_stdin": true}`.
     """
-    tenant = enter(socket, Scope.EXEC)
-    inner = tenant.operation(operation_id)
+    tenant = await admit(socket, Scope.EXEC)
+    if tenant is None:
+        return
+    try:
+        inner = tenant.operation(operation_id)
+        await tenant.node.poll_exec(inner)
+    except ColdframeError as error:
+        await refuse(socket, error)
+        return
     await socket.accept()
     telling = asyncio.ensure_future(
         _tell(socket, tenant, operation_id, {"stdout": stdout, "stderr": stderr})

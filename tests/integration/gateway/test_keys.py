@@ -12,6 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from coldframe import ColdframeError, SandboxClient
 from coldframe.gateway.keys import authenticate
@@ -122,6 +124,13 @@ def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKe
                 reader.create_sandbox("any")
             with pytest.raises(NotPermittedError, match="'admin'"):
                 reader.ledger()
+        key = make_key("eve", "read")
+        sandbox.exec("true", operation_id="eves")
+        for path in ("execs/eves/attach", f"sandboxes/{sandbox.id}/ports/1/websocket"):
+            for headers in ({"Authorization": f"Bearer {key}"}, {}):
+                uri = f"{keyed_service.tcp.replace('http', 'ws')}/v1/{path}"
+                with pytest.raises(InvalidStatus, match="403"):
+                    connect(uri, additional_headers=headers)
         sandbox.delete()
 
 

@@ -38,6 +38,7 @@ class AsyncSandboxClient:
         api_key: str | None = None,
         home: str | Path | None = None,
         runtime: str | None = None,
+        in_process: bool = False,
         open_node: NodeOpener | None = None,
     ) -> None:
         """Say which node to use: a service's, or one of this process.
@@ -48,9 +49,13 @@ class AsyncSandboxClient:
             api_key: for a service that asks for one; default COLDFRAME_API_KEY.
             home: where images and state are; default COLDFRAME_HOME, else /var/lib/coldframe.
             runtime: `native`, or `fake`: no isolation; default COLDFRAME_RUNTIME, else `native`.
+            in_process: run a node in this process whatever COLDFRAME_URL says; so do `home` and
+                `runtime`.
             open_node: opens another node than that; called once, on the client's event loop.
         """
-        self._core = ClientCore(open_node or opener(url, api_key, home, runtime))
+        self._core = ClientCore(
+            open_node or opener(url, api_key, home, runtime, in_process=in_process)
+        )
         self._runner = AsyncRunner(self._core.close)
 
     async def __aenter__(self) -> Self:
