@@ -6,9 +6,11 @@ or from its destination if it has one; two that would lie in each other's place 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from itertools import combinations
 from pathlib import PurePosixPath
 
@@ -35,18 +37,14 @@ class Artifact:
         return PurePosixPath((self.destination or self.source).lstrip("/") or ".")
 
     def excludes(self, name: str) -> bool:
-        """Whether a name, relative to the source, or a directory above it is left out.
+        """Whether a name, relative to the source, is left out, and all below it.
 
         A pattern may match from the beginning of any part of the name on; `*` and `?` match
         slashes too. `*.pyc`, `build`, `a/b` and `./only-at-the-top` all do what they say.
+        Whoever walks a tree asks for every directory before what lies in it.
         """
-        parts = (".", *PurePosixPath(name).parts)
-        return any(
-            fnmatchcase("/".join(parts[start:end]), pattern.rstrip("/"))
-            for pattern in self.exclude
-            for end in range(2, len(parts) + 1)
-            for start in range(end)
-        )
+        text = "/".join((".", *PurePosixPath(name).parts))
+        return any(_pattern(pattern).search(text) for pattern in self.exclude)
 
     def covers(self, later: Artifact) -> bool:
         """Whether it brings everything that a later one asks for, to the same place."""
@@ -54,6 +52,15 @@ class Artifact:
         if not source.is_relative_to(own) or later.target != self.target / source.relative_to(own):
             return False
         return not self.exclude or (source == own and self.exclude == later.exclude)
+
+
+@lru_cache(maxsize=1024)
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """Return what finds a pattern at the end of a name, from the beginning of a part on.
+
+    By one search for a name: an agent may make many, of hundreds of parts each.
+    """
+    return re.compile(f"(?:^|(?<=/)){translate(pattern.rstrip('/'))}")
 
 
 def with_convention(artifacts: Sequence[Artifact]) -> tuple[Artifact, ...]:

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from coldframe.protocol.errors import ColdframeError, FileError, PathNotFoundError, Side
+from coldframe.protocol.errors import (
+    ColdframeError,
+    FileError,
+    PathNotFoundError,
+    Side,
+    StorageFullError,
+)
 from coldframe.protocol.models import GIB, FileKind, FileStat
 from coldframe.rollouts.artifacts import CONVENTION
 from coldframe.rollouts.artifacts import Artifact as Declared
@@ -157,19 +163,40 @@ class Cargo:
     async def place(self, sandbox: AsyncSandbox) -> None:
         """Unpack everything under its own path, in place of what the image has there.
 
+        Each arrives whole or not at all: one that does not fit where it belongs, as it was left,
+        is refused.
+
         Raises:
             ArtifactError: the verifier's image has something in the way.
         """
         for archive in self.archives:
             source = archive.declared.source
             try:
-                await self._place(sandbox, archive, source)
+                await self._clear(sandbox, archive)
             except FileError as error:
                 raise ArtifactError(f"artifact {source!r} cannot be placed: {error}") from error
+            target = source if archive.directory else str(PurePosixPath(source).parent)
+            try:
+                with archive.path.open("rb") as content:
+                    await sandbox.files.tar_up(target, content)
+                continue
+            except StorageFullError as error:
+                if not self._fills(sandbox):
+                    raise
+                reason = f"the verifier's sandbox has no room for it: {error}"
+            except FileError as error:
+                reason = f"cannot be placed: {error}"
+            self.refuse(source, reason)
+            await self._clear(sandbox, archive)
 
-    async def _place(self, sandbox: AsyncSandbox, archive: _Archive, source: str) -> None:
-        files = sandbox.files
-        target = source if archive.directory else str(PurePosixPath(source).parent)
+    def _fills(self, sandbox: AsyncSandbox) -> bool:
+        """Whether what was taken is so much that it fills the sandbox's own disk limit."""
+        limit = sandbox.info.spec.disk_bytes
+        return limit is not None and self.bytes > limit // 2
+
+    async def _clear(self, sandbox: AsyncSandbox, archive: _Archive) -> None:
+        """Make the place of an artifact: the directory itself, empty, or no file."""
+        files, source = sandbox.files, archive.declared.source
         if archive.directory:
             await _clear(sandbox, source, archive.declared)
             await files.mkdir(source, mode=archive.mode, owner=archive.owner)
@@ -177,8 +204,6 @@ class Cargo:
             await files.chmod(source, archive.mode)
         elif await files.exists(source, follow=False):
             await files.remove(source, recursive=True)
-        with archive.path.open("rb") as content:
-            await files.tar_up(target, content)
 
     def save(self, directory: Path) -> None:
         """Keep the archives in the attempt's directory, each as `TARGET.tar`.

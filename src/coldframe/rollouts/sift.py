@@ -6,6 +6,7 @@ Nothing is unpacked, and no name is followed: members that are fit are copied as
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from coldframe.trajectories.verification import Artifact
 
 NEVER = ("/tests", "/logs/verifier", "/proc", "/sys", "/dev")
 """Never taken, even where they lie in what is declared: the verifier's own places, the kernel's."""
+_PATH_MAX = 4095
 _PIECE = MIB
 _BLOCK = 512
 
@@ -40,22 +42,36 @@ class Sifted:
     entries: list[Artifact] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     _files: set[str] = field(default_factory=set)
+    _below: str = ""
+    """The last directory that is left out, with a slash."""
 
     def run(self, source: IO[bytes], target: IO[bytes], until: float) -> bool:
         """Copy what may go on; False if there is too much of it, or no time left."""
         for member, start, end in _members(source):
-            if len(self.entries) >= self.most or time.monotonic() > until:
+            if time.monotonic() > until:
+                return False
+            if self.directory and self._excluded(member):
+                continue
+            if len(self.entries) + len(self.refused) >= self.most:
                 return False
             path = self._path(member)
-            if self.directory and self.declared.excludes(member.name):
-                continue
-            reason = self._unfit(member) or ("" if not is_in(path, NEVER) else "never taken")
+            reason = self._unfit(member) or _out_of_place(path)
             if reason:
                 self.refused.append((path, reason))
                 continue
             self.entries.append(self._entry(member, path, source))
             copy(source, target, start, end)
         target.write(bytes(2 * _BLOCK))
+        return True
+
+    def _excluded(self, member: tarfile.TarInfo) -> bool:
+        """Whether it is left out; directories come before what lies in them."""
+        if self._below and member.name.startswith(self._below):
+            return True
+        if not self.declared.excludes(member.name):
+            return False
+        if member.isdir():
+            self._below = f"{member.name}/"
         return True
 
     def _path(self, member: tarfile.TarInfo) -> str:
@@ -88,6 +104,14 @@ class Sifted:
             sha256=digest,
             sparse=extents is not None,
         )
+
+
+def _out_of_place(path: str) -> str | None:
+    """Say why nothing may lie there."""
+    if is_in(path, NEVER):
+        return "never taken"
+    length = len(os.fsencode(path))
+    return f"a path of {length} bytes: no program opens it" if length > _PATH_MAX else None
 
 
 def _kind(member: tarfile.TarInfo) -> Any:

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from coldframe.harnesses.scripts import pack, run_argv, shell_of
 from coldframe.protocol.errors import (
     ColdframeError,
     NotExecutedError,
+    PathNotFoundError,
     Side,
     VerifierDeadlineError,
 )
@@ -160,8 +161,9 @@ class Stage:
             said = self.attempt.redactor.text(result.stderr[-400:].decode("utf-8", "replace"))
             how = f"{result.reason}, exit code {result.exit_code}"
             raise StepSetupError(f"{script}: {how}: {plain_text(said).strip()}")
-        # It is no part of what the agent is to see.
-        await self.sandbox.files.remove(target)
+        # It is no part of what the agent is to see. Some scripts remove themselves.
+        with suppress(PathNotFoundError):
+            await self.sandbox.files.remove(target)
 
     async def _act(self) -> Outcome:
         """Run the harness until it is done or its time is over."""
@@ -276,7 +278,7 @@ class Stage:
             verifier.note(
                 mode="separate" if separate else "shared",
                 full_kill=self.attempt.task.full_kill,
-                forgeable=not separate and self._forgeable(),
+                forgeable=not separate and await self._forgeable(),
                 image=sandbox.info.image_digest,
                 artifacts=cargo.record(),
                 collected=tuple(self._collected),
@@ -292,13 +294,23 @@ class Stage:
             finally:
                 await self.attempt.phases.end(killed=verifier.killed, survivors=survivors)
 
-    def _forgeable(self) -> bool:
-        """Whether something of the agent's lives that may be root's; the entry point is not its."""
-        user = self.step.agent.user
-        if user is not None and str(user).partition(":")[0] not in {"0", "root"}:
-            return False
+    async def _forgeable(self) -> bool:
+        """Whether something of the agent's lives that may be root's, or is its verifier's user's.
+
+        The entry point is not the agent's.
+        """
         own = self.attempt.booted.operation_id
-        return any(one.operation_id is None or one.operation_id != own for one in self._survivors)
+        if all(one.operation_id is not None and one.operation_id == own for one in self._survivors):
+            return False
+        agent, verifier = self.step.agent.user, self.step.verifier.user
+        if agent is None or str(agent).partition(":")[0] in {"0", "root"}:
+            return True
+        ids = await user_ids(self.sandbox, agent)
+        if ids is None or ids[0] == 0:
+            return True
+        return (
+            verifier is not None and ids[:1] == (await user_ids(self.sandbox, verifier) or ())[:1]
+        )
 
     async def _look_at_programs(self, verifier: Verifier) -> None:
         """Tell whether what the verifier runs by was touched since the start."""

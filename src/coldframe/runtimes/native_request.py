@@ -31,6 +31,8 @@ from coldframe.protocol.models import Argument, ExecRequest, SandboxSpec
 DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INLINE_BYTES = 64 << 10
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_OWN_LIMITS = frozenset({errno.EAGAIN, errno.ENOMEM})
+"""What a command fails to start with where the sandbox is at its limit of processes or memory."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EUSERS})
 _NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR})
 _Environment = tuple[dict[bytes, bytes], dict[Argument, Argument]]
@@ -191,6 +193,12 @@ def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
     if fault.stage == "cwd":
         shown, text = os.fsdecode(plan.cwd)[:200], os.strerror(fault.errno)
         return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
+    if fault.errno in _OWN_LIMITS:
+        # The sandbox's own doing, or it may be: whoever fills it must not pass for a busy node.
+        return NotExecutedError(
+            "the command was not executed: the sandbox has as many processes or as much memory as "
+            f"it may ({fault}); kill some of its processes"
+        )
     if fault.stage in {"program", "interpreter"} or fault.errno == errno.E2BIG:
         return _program_error(fault, plan)
     if fault.stage == "terminal" and fault.errno in _FULL:

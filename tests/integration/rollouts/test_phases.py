@@ -191,6 +191,27 @@ async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_v
     assert (own.verification.forgeable, more.verification.forgeable) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("agent", "verifier", "forgeable"),
+    [("nobody", "nobody", True), ("nobody", "65534", True), ("nobody", "daemon", False)],
+)
+async def test_survivor_of_the_verifiers_own_user_casts_doubt_on_the_verdict(
+    run_attempt: RunAttempt, tmp_path: Path, agent: str, verifier: str, forgeable: bool
+) -> None:
+    """Whoever is the verifier's user may write its reward, root or not."""
+    one = await run_attempt(
+        write_task(
+            tmp_path,
+            toml=f'{BASE}[agent]\nuser = "{agent}"\n[verifier]\nuser = "{verifier}"\n',
+            tests__test_sh=f"#!/bin/sh\necho 1 > {REWARD}\n",
+            solution__solve_sh="#!/bin/sh\nsleep 6000 > /dev/null 2>&1 &\n",
+        )
+    )
+
+    assert one.verification, one.failure
+    assert one.verification.forgeable is forgeable
+
+
 async def test_build_is_a_phase_with_the_policy_of_its_steps(
     run_attempt: RunAttempt, tmp_path: Path
 ) -> None:

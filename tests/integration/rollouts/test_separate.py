@@ -290,6 +290,42 @@ async def test_separate_artifacts_that_take_too_long_do_not_spare_the_verdict(
     assert [one.reason for one in travelled(trajectory).refused] == [carry.LATE] * 2
 
 
+MISFITS = {
+    "file where the image keeps what is excluded": "mkdir /srv/out; echo 1 > /srv/out/lib",
+    "names too deep for any program": "mkdir /srv/out; cd /srv/out; n=$(printf %0200d 0); "
+    'for i in $(seq 30); do mkdir $n; cd -P "$n"; done; : > leaf',
+    "more than the verifier's disk": "mkdir /srv/out; head -c 30000000 /dev/urandom > /srv/out/f",
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+async def test_separate_artifact_that_does_not_fit_is_refused_and_the_rest_is_judged(
+    run_attempt: RunAttempt, tmp_path: Path, misfit: str
+) -> None:
+    """What an agent leaves must not keep the verifier's sandbox from being made ready."""
+    toml = (
+        'artifacts = [{ source = "/srv/out", exclude = ["keep"] }, "/srv/small"]\n'
+        '[environment]\ndocker_image = "debian:bookworm"\nnetwork_mode = "no-network"\n'
+        '[verifier]\nenvironment_mode = "separate"\n'
+        '[verifier.environment]\nnetwork_mode = "no-network"\nstorage_mb = 24\n'
+    )
+    directory = write_task(
+        tmp_path,
+        toml=toml,
+        tests__Dockerfile="FROM debian:bookworm\n"
+        "RUN mkdir -p /srv/out/lib && echo its > /srv/out/lib/keep\nCOPY test.sh /tests/test.sh\n",
+        solution__solve_sh=f"#!/bin/bash\necho ok > /srv/small; {MISFITS[misfit]}\n",
+        tests__test_sh="#!/bin/sh\ngrep -qx ok /srv/small && grep -qx its /srv/out/lib/keep "
+        f"&& test ! -e /srv/out/f && echo 0 > {REWARD}\n",
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 0.0}, trajectory.failure
+    refused = travelled(trajectory).refused
+    assert refused
+    assert all(one.path.startswith("/srv/out") for one in refused)
+
+
 async def test_separate_verifiers_sandbox_is_gone_afterwards_and_cannot_be_reached_before(
     run_attempt: RunAttempt, native_async_client: AsyncSandboxClient, tmp_path: Path
 ) -> None:

@@ -133,6 +133,13 @@ async def test_step_setup_runs_as_the_agent_before_it_and_is_gone(
     assert "broken" in trajectory.failure.message
 
 
+async def test_step_setup_may_remove_itself(run_attempt: RunAttempt, tmp_path: Path) -> None:
+    """Scripts that no agent is to see often end so."""
+    directory = steps_task(tmp_path, one={"workdir/setup.sh": '#!/bin/sh\nrm -- "$0"\n'})
+
+    assert (await run_attempt(directory)).rewards == {"reward": 1.0}
+
+
 async def test_steps_agent_finds_nothing_of_the_verifier_before_it(
     run_attempt: RunAttempt, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest_asyncio
 
 from coldframe.client import AsyncSandbox, AsyncSandboxClient
 from coldframe.protocol.errors import (
+    NotExecutedError,
     RewardInvalidError,
     RewardMissingError,
     VerifierDeadlineError,
@@ -282,6 +284,28 @@ async def test_verifier_that_cannot_be_started_is_typed(
     error, _ = await grade("true")
 
     assert isinstance(error, VerifierNotExecutedError)
+
+
+async def test_verifier_is_run_alone_where_survivors_leave_no_room_for_a_process(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """A fork bomb must turn no 0 into a failure, and least of all into one that is tried again."""
+    bomb = "import os, time\nos.setsid()\nwhile True:\n  try:\n    os.fork() or time.sleep(1000)\n"
+    bomb += "  except OSError:\n    time.sleep(0.001)\n"
+    await native_sandbox.exec(
+        f"python3 -c '{bomb}' > /dev/null 2>&1 & "
+        "until [ $(ls /proc | grep -c '^[0-9]') -gt 1000 ]; do :; done",
+        user="nobody",
+    )
+    await asyncio.sleep(0.5)
+    with pytest.raises(NotExecutedError, match="as many processes"):
+        for _ in range(100):
+            await native_sandbox.exec("true")
+    verdict, verifier = await grade(f"echo 0 > {TEXT}")
+
+    assert verdict == {"reward": 0.0}
+    assert len(verifier.killed) > 900
+    assert verifier.record().removed == ()
 
 
 KEYS = '[metadata.coldframe]\nkey_inputs = ["/srv/tree", "/srv/file", "/srv/absent"]\n'

@@ -110,6 +110,46 @@ def test_excluded_members_are_left_out_without_a_word() -> None:
     assert [path for path, _ in sift.refused] == ["/srv/out/b"]
 
 
+def test_what_lies_in_an_excluded_directory_is_left_out() -> None:
+    """Names that merely begin alike are another's."""
+    members = [
+        member("d/cache", tarfile.DIRTYPE),
+        member("d/cache/a/b"),
+        member("d/cache-of-mine"),
+        member("d/z"),
+    ]
+    _, names, _ = sifted(archive(*members), exclude=("cache",))
+
+    assert names == ["d/cache-of-mine", "d/z"]
+
+
+def test_deep_names_are_sifted_quickly() -> None:
+    """An agent that makes them must not keep everybody's processor busy for minutes."""
+    deep = "/".join(["ab"] * 500)
+    members = [member(f"{deep}/{number}") for number in range(200)]
+    begun = time.process_time()
+    _, names, _ = sifted(archive(*members), most=1000, exclude=("*.pyc", "a*b*c*x", "build?"))
+
+    assert len(names) == 200
+    assert time.process_time() - begun < 5  # 0.2 s; trying each part with each took 60 s
+
+
+def test_refused_members_count_too() -> None:
+    """Memory is bounded whatever is in the archive."""
+    links = [member(str(number), tarfile.SYMTYPE, "/etc") for number in range(6)]
+    _, _, whole = sifted(archive(member("good"), *links), most=5)
+
+    assert not whole
+
+
+def test_path_that_no_program_can_open_is_refused() -> None:
+    """It could not be put where it belongs."""
+    sift, names, whole = sifted(archive(member("/".join(["n" * 200] * 25)), member("good")))
+
+    assert (names, whole) == (["good"], True)
+    assert "5033 bytes" in sift.refused[0][1]
+
+
 def test_too_many_members_are_refused_as_a_whole() -> None:
     """Half of an artifact would be judged as if it were all of it."""
     _, _, whole = sifted(archive(*(member(str(n)) for n in range(6))), most=5)
