@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from coldframe.images.base import Image
+from coldframe.protocol.errors import ColdframeError
 from coldframe.protocol.ids import new_node_id
 from coldframe.protocol.models import Capabilities
 from coldframe.runtimes import (
@@ -194,8 +195,11 @@ async def _main(arguments: list[str]) -> int:
     parser.add_argument("image", nargs="?", default="busybox", help="of the store in HOME")
     parser.add_argument("--home", type=Path, default=Path("/var/lib/coldframe"))
     chosen = parser.parse_args(arguments)
-    runtime, image, end = _parts(chosen.runtime, chosen.image, chosen.home)
-    await runtime.start()
+    try:
+        runtime, image, end = _parts(chosen.runtime, chosen.image, chosen.home)
+        await runtime.start()
+    except ColdframeError as error:
+        parser.exit(2, f"self_check: {error}\n")
     try:
         report = await run_self_check(runtime, image, end_sandbox=end, progress=_print_outcome)
     finally:

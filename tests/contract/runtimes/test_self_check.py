@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -149,3 +152,18 @@ async def test_fake_capabilities_promise_no_wall(fake_runtime: FakeRuntime) -> N
     assert not capabilities.isolation
     assert capabilities.limits == frozenset()
     assert not capabilities.users
+
+
+def test_self_check_of_an_image_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
+    """A traceback says so too, but not to everybody."""
+    words = ("coldframe.runtimes.self_check", "native", "busybox", "--home", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "self_check: no image 'busybox:latest' in the store; make it with" in done.stderr
+    assert "Traceback" not in done.stderr
