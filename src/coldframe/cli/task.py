@@ -109,7 +109,7 @@ def _print(checked: list[Checked], loaded: Loaded) -> None:
             wanted = "passes" if found["should_pass"] else "fails"
             rows.append([one.task.key, name, wanted, f"{found['as_expected']}/{found['runs']}"])
     print(render.table(["TASK", "SOLUTION", "OUGHT TO", "DID"], rows))
-    problems = [problem for one in checked for problem in one.problems]
+    problems = [f"{one.task.key}: {problem}" for one in checked for problem in one.problems]
     problems += [f"refused: {why}" for why in loaded.refused.values()]
     for problem in problems:
         print(f"problem: {render.sentence(problem)}")

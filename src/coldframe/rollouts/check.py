@@ -144,10 +144,15 @@ def _verdict(trajectory: Trajectory, threshold: float) -> bool | None:
 
 
 def _problems(task: Task, trials: tuple[Trial, ...]) -> list[str]:
-    problems = []
+    unexpected: dict[str, list[str]] = {}
     for trial in trials:
         if not trial.as_expected:
-            problems.append(_unexpected(trial))
+            run = f"{trial.contender.name}, run {trial.trajectory.identity.sample}"
+            unexpected.setdefault(_outcome(trial), []).append(run)
+    problems = [
+        f"{'every run' if len(runs) == len(trials) else '; '.join(runs)}: {outcome}"
+        for outcome, runs in unexpected.items()
+    ]
     states = {one for trial in trials if (one := _initial(trial))}
     if len(states) > 1:
         problems.append(f"{len(states)} different initial states came out: {sorted(states)}")
@@ -165,13 +170,11 @@ def _problems(task: Task, trials: tuple[Trial, ...]) -> list[str]:
     return problems
 
 
-def _unexpected(trial: Trial) -> str:
-    name, number = trial.contender.name, trial.trajectory.identity.sample
+def _outcome(trial: Trial) -> str:
     failure = trial.trajectory.failure
     if failure is not None:
-        return f"{name}, run {number}: no verdict: {failure.side}: {failure.message}"
-    outcome = "passed" if trial.passed else "failed"
-    return f"{name}, run {number}: {outcome} with {trial.trajectory.rewards}"
+        return f"no verdict: {failure.side}: {failure.message}"
+    return f"{'passed' if trial.passed else 'failed'} with {trial.trajectory.rewards}"
 
 
 def _initial(trial: Trial) -> str | None:

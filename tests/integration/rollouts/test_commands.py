@@ -243,6 +243,8 @@ def test_task_check_tells_honest_tasks_from_others(tmp_path: Path) -> None:
     )
     good = coldframe("task", "check", honest, "--times", 2, "--json")
     bad = coldframe("task", "check", lax, "--times", 1)
+    mute = make_task(tmp_path, "mute", tests__test_sh="#!/bin/sh\nexit 0\n", **wrong)
+    none = coldframe("task", "check", mute, "--times", 2)
 
     assert good.returncode == 0, good.stderr
     (report,) = json.loads(good.stdout.splitlines()[-1])["tasks"]
@@ -252,8 +254,9 @@ def test_task_check_tells_honest_tasks_from_others(tmp_path: Path) -> None:
         "wrong/a": 2,
     }
     assert bad.returncode == 1
-    assert "nop, run 0: passed" in bad.stdout
-    assert "wrong/a, run 0: passed" in bad.stdout
+    assert "problem: lax: nop, run 0; wrong/a, run 0: passed with" in bad.stdout
+    assert none.stdout.count("problem: mute: every run: no verdict: verifier: ") == 1, none.stdout
+    assert none.stdout.count("problem:") == 1, "one cause is one problem"
 
 
 def test_trajectory_of_a_command_line_run_has_all_its_blobs(tmp_path: Path) -> None:
