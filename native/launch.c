@@ -31,6 +31,10 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include "kernel.h"
 #include "launch.h"
 
@@ -209,6 +213,10 @@ static void give_back(struct launch *launch)
 {
 	free(launch->strings);
 	launch->strings = NULL;
+#ifdef __SANITIZE_ADDRESS__
+	/* Who was killed in the middle of a function left marks of its frame. */
+	__asan_unpoison_memory_region(launch->stacks, 3 * STACK_SIZE);
+#endif
 	if (spare_count == SPARES_MAX) {
 		munmap(launch->stacks, 3 * STACK_SIZE);
 		free(launch);
