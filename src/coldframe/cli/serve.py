@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import ssl
 import sys
 from contextlib import AsyncExitStack
@@ -72,6 +73,7 @@ async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | No
             if unix is not None:
                 await doors.open_unix(unix)
                 _say(f"serving unix:{unix}")
+            _raise_descriptor_limit()
             gc.collect()
             gc.freeze()  # what is loaded now stays: looking through it again and again costs execs
             report = await until_stopped(doors, node)
@@ -81,6 +83,12 @@ async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | No
     for failure in report.failures:
         print(f"coldframe: {render.sentence(failure)}", file=sys.stderr)
     return 1 if report.failures else 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Every connection takes one. The spawners run already, so commands keep the limit they had."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _say(line: str) -> None:

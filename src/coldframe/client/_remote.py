@@ -28,7 +28,7 @@ from coldframe.protocol.errors import (
     SandboxNotFoundError,
     ServiceUnreachableError,
 )
-from coldframe.protocol.ids import new_operation_id
+from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
     Capabilities,
     ExecRequest,
@@ -120,7 +120,7 @@ class RemoteNode:
     async def create_sandbox(
         self, spec: SandboxSpec, *, operation_id: str | None = None
     ) -> SandboxInfo:
-        key = operation_id or new_operation_id()
+        key = new_operation_id() if operation_id is None else check_operation_id(operation_id)
         making = asyncio.ensure_future(self._create(spec, key))
         try:
             return await asyncio.shield(making)
@@ -158,7 +158,9 @@ class RemoteNode:
         cursor: str | None = None
         while True:
             asked = query if cursor is None else [*query, ("cursor", cursor)]
-            answer = await self._call("GET", f"/v1/sandboxes?{urlencode(asked)}")
+            answer = await self._call(
+                "GET", f"/v1/sandboxes?{urlencode(asked, errors='surrogateescape')}"
+            )
             page = json.loads(answer.body)
             found += wire.load_all(SandboxInfo, json.dumps(page["sandboxes"]).encode())
             cursor = page["next_cursor"]

@@ -41,7 +41,7 @@ async def create(
     """Make a sandbox; answer once it is ready.
 
     With `Idempotency-Key` it is made although the client goes away, and the same key gives the
-    same answer. Without one a client that goes away gets nothing, and nothing is left.
+    same answer. Without one it is undone if the client goes away before it is ready.
     """
     tenant = enter(request, Scope.CREATE)
     spec = await body(request, SandboxSpec)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from coldframe import Sandbox, SandboxClient
+from coldframe import InvalidRequestError, Sandbox, SandboxClient
 
 
 def _create(caller: httpx.Client, key: str | None = None, **spec: object) -> httpx.Response:
@@ -29,6 +29,17 @@ def test_create_with_a_key_makes_one_sandbox_however_often_it_is_asked(
     assert len({answer.json()["id"] for answer in answers}) == 1
     other = _create(caller, "make-1", cpu=2.0)
     assert (other.status_code, other.json()["code"]) == (409, "operation_mismatch")
+
+
+def test_operation_id_that_is_none_is_refused_and_smuggles_no_header(
+    remote: SandboxClient, caller: httpx.Client
+) -> None:
+    """An id comes from a program's data: it must not become a line of the request."""
+    for odd in ("a\r\nX: y", "", "a/b", "ä", "x" * 129):
+        with pytest.raises(InvalidRequestError, match="operation id"):
+            remote.create_sandbox("any", operation_id=odd)
+    answer = _create(caller, "a/b")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
 
 def test_list_pages_through_what_the_labels_name(caller: httpx.Client) -> None:

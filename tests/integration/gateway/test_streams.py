@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
+import resource
 import socket
 import struct
 import time
@@ -12,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as aconnect
 from websockets.exceptions import ConnectionClosedOK
 from websockets.sync.client import connect, unix_connect
 
@@ -134,6 +139,32 @@ def test_port_is_reached_by_websocket(service: Service, served: Sandbox, echo_po
         with pytest.raises(ConnectionClosedOK):
             tied.recv(timeout=20)
     assert got == data
+
+
+async def test_a_thousand_idle_connections_are_in_nobodys_way(
+    service: Service, served: Sandbox
+) -> None:
+    """Terminals that nobody types in; each must still hear the end."""
+    process = served.start("read line; echo $line", stdin_open=True)
+    uri = f"{service.tcp.replace('http', 'ws')}/v1/execs/{process.operation_id}/attach"
+    before = _memory_mib(service)
+    with contextlib.ExitStack() as stack:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        tied: list[ClientConnection] = []
+        for _ in range(20):
+            tied += await asyncio.gather(*(aconnect(uri, open_timeout=60) for _ in range(50)))
+        assert served.exec("echo quick").text == "quick\n"
+        assert _memory_mib(service) - before < 300
+        process.write_stdin("end\n")
+
+        async def heard(one: ClientConnection) -> tuple[object, object]:
+            return await one.recv(), json.loads(await one.recv())["result"]["exit_code"]
+
+        async with asyncio.timeout(60):
+            assert set(await asyncio.gather(*map(heard, tied))) == {(b"\x01end\n", 0)}
+        await asyncio.gather(*(one.close() for one in tied))
 
 
 def _memory_mib(service: Service) -> float:
