@@ -148,9 +148,9 @@ class Steps:
             )
         network = self.network if run.networked else NetworkPolicy()
         decides = [
-            "coldframe-run-3",
+            "coldframe-run-4",
             image_digest(image.layers, step.config),
-            run.argv or run.command or repr(run.script),
+            [run.argv, run.command, run.script and run.script.hex()],  # each in a place of its own
             run.arguments,
             [await asyncio.to_thread(self._mounted, *one) for one in run.mounts],
             network.empty,  # not what it allows: who widens it wants the next line, not all anew

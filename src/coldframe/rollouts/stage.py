@@ -130,12 +130,15 @@ class Stage:
         step, sandbox = self.step, self.sandbox
         if step.workdir is None and step.healthcheck is None:
             return
-        self.attempt.phase = Phase.SETUP if len(self.attempt.stages) == 1 else Phase.STEP_SETUP
+        first = len(self.attempt.stages) == 1
+        self.attempt.phase = Phase.SETUP if first else Phase.STEP_SETUP
+        # Once an agent has acted, what runs here may be its doing, and reaches no more than it.
+        network = self.attempt.task.environment.network if first else step.agent.network
         await self.attempt.phases.begin(
             "start",
             sandbox,
             user=step.agent.user,
-            network=self.attempt.task.environment.network,
+            network=network,
             step=step.name,
         )
         if step.workdir is not None:

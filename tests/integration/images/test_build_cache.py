@@ -70,6 +70,16 @@ async def test_change_of_a_copied_file_runs_what_is_below(
     assert (_ran(bench), _copied(bench)) == (1, True)
 
 
+async def test_line_that_reads_like_a_script_is_not_that_script(bench: Bench) -> None:
+    """Two different inputs with one key would give one's image to the other."""
+    script = "#!/bin/sh\necho one > /x\n"
+    await bench.build(f"FROM busybox\nRUN <<EOF\n{script}EOF\n")
+    assert _ran(bench) == 1
+
+    with pytest.raises(DockerfileError, match="exit code 127"):
+        await bench.build(f"FROM busybox\nRUN {script.encode()!r}\n")
+
+
 async def test_change_of_times_and_owners_does_no_work(bench: Bench) -> None:
     """A fresh clone has other times; nothing is copied again, let alone run."""
     bench.write(file="a")

@@ -14,7 +14,7 @@ from coldframe.trajectories.schema import Trajectory
 from tests.fixtures.egress import OTHER, WEB, Internet, hello
 from tests.integration.rollouts.conftest import RunAttempt, all_begun, until
 from tests.integration.rollouts.test_boot import Tagged, tagged  # noqa: F401 (a fixture)
-from tests.unit.rollouts.tasks import BASE, write_task
+from tests.unit.rollouts.tasks import BASE, write_files, write_task
 
 pytestmark = pytest.mark.root
 REWARD = "/logs/verifier/reward.txt"
@@ -189,6 +189,39 @@ async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_v
     assert (own.rewards, more.rewards) == ({"reward": 1.0}, {"reward": 1.0}), own.failure
     assert own.verification and more.verification
     assert (own.verification.forgeable, more.verification.forgeable) == (False, True)
+
+
+async def test_what_an_agent_left_gets_no_wider_network_while_the_next_step_is_set_up(
+    internet: Internet, run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """It would fetch the answer for the next agent. Before the first one the baseline holds."""
+    await internet.serve(OTHER, 7, hello)
+    setup = f"#!/usr/bin/python3\n{TRY}import time\nreached = reach('{OTHER}')\ntime.sleep(0.3)\n"
+    setup += "open('/tmp/setup', 'a').write(f'{reached} ')\n"
+    loop = f"#!/usr/bin/python3\n{TRY}import os, time\nif os.fork():\n    sys.exit()\nos.setsid()\n"
+    loop += "null = os.open('/dev/null', os.O_RDWR)\nfor n in range(3):\n    os.dup2(null, n)\n"
+    loop += f"while not reach('{OTHER}'):\n    time.sleep(0.02)\nopen('/tmp/fetched', 'w')\n"
+    test = '#!/bin/sh\n[ ! -e /tmp/fetched ] && [ "$(cat /tmp/setup)" = "$1" ] '
+    contents = {
+        "task.toml": BASE.replace('"no-network"', f'"allowlist"\nallowed_hosts = ["{OTHER}"]')
+        + '[agent]\nuser = "nobody"\nnetwork_mode = "no-network"\n'
+        '[verifier]\nnetwork_mode = "no-network"\n[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n',
+        "steps/a/solution/solve.sh": loop,
+        "steps/b/solution/solve.sh": "#!/bin/sh\ntrue\n",
+    }
+    for step, known in (("a", "True "), ("b", "True False ")):
+        contents[f"steps/{step}/instruction.md"] = "Do it.\n"
+        contents[f"steps/{step}/workdir/setup.sh"] = setup
+        contents[f"steps/{step}/tests/test.sh"] = (
+            test.replace("$1", known) + f"&& echo 1 > {REWARD}\n"
+        )
+    toml = contents["task.toml"]
+    contents["task.toml"] = toml.replace("[environment]\n", '[environment]\nworkdir = "/tmp"\n')
+    trajectory = await run_attempt(write_files(tmp_path / "task", contents))
+
+    assert trajectory.rewards == {"reward": 1.0}, trajectory.failure
+    starts = [one.network for one in trajectory.phases if one.name == "start"]
+    assert starts == [(OTHER,), (OTHER,), ()]
 
 
 @pytest.mark.parametrize(
