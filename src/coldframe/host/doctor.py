@@ -19,7 +19,7 @@ from pathlib import Path
 from coldframe.host import cgroups, syscalls
 from coldframe.host.egress import steering
 from coldframe.host.storage import BtrfsStorage, file_system_of
-from coldframe.protocol.errors import CapabilityError
+from coldframe.protocol.errors import CapabilityError, StorageFullError
 from coldframe.protocol.ids import new_node_id
 
 _NEEDED_CAPABILITIES = {
@@ -104,7 +104,7 @@ def _run(name: str, required: bool, probe: Callable[[], str]) -> Check:
         return Check(name, True, probe(), required=required)
     except _UnmetError as unmet:
         return Check(name, False, str(unmet), unmet.remedy, required)
-    except CapabilityError as error:
+    except (CapabilityError, StorageFullError) as error:
         detail, _, remedy = str(error).partition("; ")
         return Check(name, False, detail, remedy, required)
     except OSError as error:

@@ -360,10 +360,11 @@ def _require_space(status: os.statvfs_result, shown: str) -> None:
     free = status.f_bavail * status.f_frsize
     if free < _RESERVE_BYTES:
         raise StorageFullError(
-            f"{shown}: {free >> 20} MiB are free; the last {_RESERVE_BYTES >> 20} MiB are kept back"
+            f"{shown}: only {free >> 20} MiB are free; make room there, or set COLDFRAME_HOME to a "
+            f"larger file system (the last {_RESERVE_BYTES >> 20} MiB are kept back)"
         )
     if status.f_files and status.f_favail == 0:
-        raise StorageFullError(f"{shown}: no inodes are free")
+        raise StorageFullError(f"{shown}: no inodes are free; remove files there")
 
 
 def file_system_of(path: Path) -> str:

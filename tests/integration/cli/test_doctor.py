@@ -26,12 +26,12 @@ def _as_root() -> None:
         pytest.skip("needs root")
 
 
-def _checks(home: Path | None = None) -> tuple[int, dict[str, dict[str, Any]]]:
+def _checks(home: Path | None = None, *before: str) -> tuple[int, dict[str, dict[str, Any]]]:
     environment = dict(os.environ)
     if home is not None:
         environment["COLDFRAME_HOME"] = str(home)
     ended = subprocess.run(
-        [*DOCTOR, "--json"], env=environment, capture_output=True, check=False, timeout=60
+        [*before, *DOCTOR, "--json"], env=environment, capture_output=True, check=False, timeout=60
     )
     said = json.loads(ended.stdout)
     assert (ended.returncode == 0) is said["able"]
@@ -63,6 +63,17 @@ def test_doctor_says_why_uppers_are_not_where_they_would_be_best() -> None:
     assert (check.name, check.ok, check.required) == ("storage", False, False)
     assert "uppers on directory" in check.detail
     assert "apt-get install btrfs-progs" in check.detail
+
+
+def test_doctor_on_a_small_disk_says_so_beside_the_rest(tmp_path: Path) -> None:
+    """It ended with one line that named the pool, and said nothing of anything else."""
+    small = f'mount -t tmpfs -o size=30m none {tmp_path} && exec "$@"'
+    code, checks = _checks(tmp_path, "unshare", "-m", "sh", "-c", small, "sh")
+
+    assert code == 1
+    assert "COLDFRAME_HOME" in checks["disk space"]["remedy"]
+    assert "MiB are free" in checks["btrfs pool"]["detail"]
+    assert "make room" in checks["btrfs pool"]["remedy"]
 
 
 def test_doctor_without_images_says_how_to_get_one(tmp_path: Path) -> None:
