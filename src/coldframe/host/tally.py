@@ -31,6 +31,8 @@ class Tally(MutableMapping[str, int]):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.truncate(fd, _FORM.size)
+            # Else the first count on a full disk would be a SIGBUS of the whole process.
+            os.posix_fallocate(fd, 0, _FORM.size)
             self._memory = mmap.mmap(fd, _FORM.size)
         finally:
             os.close(fd)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
 
 from coldframe.host import forks, gc, tally
-from coldframe.protocol.errors import CapabilityError
+from coldframe.protocol.errors import CapabilityError, StorageFullError
 
 
 class NodeHome:
@@ -29,6 +30,7 @@ class NodeHome:
 
         Raises:
             CapabilityError: the home cannot be written.
+            StorageFullError: no space is left.
         """
         try:
             self._lock = gc.hold_node(self.directory)
@@ -36,6 +38,11 @@ class NodeHome:
                 self.counts = tally.Tally(self.directory / tally.FILE)
         except OSError as error:
             self.release()
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise StorageFullError(
+                    f"no space is left for a node's state in {self.directory}; make room there, "
+                    "or set COLDFRAME_HOME to another file system"
+                ) from error
             root = "run it as root, or " if isinstance(error, PermissionError) else ""
             raise CapabilityError(
                 f"cannot keep a node's state in {self.directory}: {error.strerror}; {root}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -83,3 +86,35 @@ def _is_held(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+@pytest.mark.root
+def test_home_on_a_full_disk_is_named_and_kills_nobody(tmp_path: Path) -> None:
+    """Counts are mapped from a file: without room for it, the first one would be a SIGBUS."""
+    code = """
+        import subprocess, sys; from pathlib import Path
+        from coldframe.node.home import NodeHome
+        from coldframe.protocol.errors import StorageFullError
+        home = Path(sys.argv[1])
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", home], check=True)
+        subprocess.run("head -c 2M /dev/zero > fill 2>&-", shell=True, cwd=home)
+        try:
+            NodeHome(home, "abcdef").acquire()
+        except StorageFullError as error:
+            print("full:", error)
+        (home / "fill").unlink()
+        node = NodeHome(home, "abcdef"); node.acquire()
+        node.counts["created"] += 1
+        print(dict(node.counts)["created"])
+    """
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done
+    first, second = done.stdout.splitlines()
+    assert first.startswith("full: no space is left for a node's state in ")
+    assert second == "1"
