@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -305,7 +306,12 @@ def _running(command: list[str], stdin: Path, log: Path) -> Iterator[IO[bytes]]:
     """
     with stdin.open("rb") as source, log.open("wb") as errors:
         process = subprocess.Popen(
-            command, env=_environment(), stdin=source, stdout=subprocess.PIPE, stderr=errors
+            command,
+            env=_environment(),
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            process_group=0,  # mmdebstrap that is ended hangs up on its whole group: not on us
         )
     assert process.stdout is not None
     failure: ImageError | None = None
@@ -316,7 +322,8 @@ def _running(command: list[str], stdin: Path, log: Path) -> Iterator[IO[bytes]]:
         while process.stdout.read(BLOCK):
             pass  # let it end by itself, so that its exit code says whose failure it was
     except BaseException:
-        process.terminate()  # it removes its own temporary files
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # it removes its own temporary files
         raise
     finally:
         process.stdout.close()

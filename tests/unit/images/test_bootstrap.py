@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -144,3 +147,29 @@ def test_is_static_tells_programs_apart(tmp_path: Path) -> None:
     assert is_static(Path("/bin/busybox"))
     assert not is_static(Path("/bin/sh").resolve())
     assert not is_static(tmp_path / "script")
+
+
+def test_program_that_hangs_up_on_its_group_does_not_end_us(tmp_path: Path) -> None:
+    """mmdebstrap does when it is ended: a full disk was told by nobody, with exit code 129."""
+    code = """
+        import sys; from pathlib import Path
+        from coldframe.images import bootstrap
+        work = Path(sys.argv[1]); (work / "in").touch()
+        endless = "trap 'kill -HUP 0; exit 1' TERM; echo; while sleep 0.01; do :; done"
+        hang_up = ["sh", "-c", endless]
+        try:
+            with bootstrap._running(hang_up, work / "in", work / "log") as stream:
+                stream.read(1)
+                raise OSError("full")
+        except OSError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "full\n"), done
