@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.text import encoded
 
 PIECE_BYTES = 1 << 20
 
@@ -25,9 +26,13 @@ AsyncContent: TypeAlias = Content | AsyncIterable[bytes]
 
 
 def whole_bytes(content: object) -> bytes | None:
-    """Return the bytes of a content that is in memory already, else None."""
+    """Return the bytes of a content that is in memory already, else None.
+
+    Raises:
+        InvalidRequestError: it is text that cannot be encoded.
+    """
     if isinstance(content, str):
-        return content.encode("utf-8", "surrogateescape")
+        return encoded(content, "the content")
     if isinstance(content, bytes | bytearray | memoryview):
         return bytes(content)
     return None

@@ -26,6 +26,7 @@ from coldframe.protocol.errors import (
     StaleBaseError,
 )
 from coldframe.protocol.models import MIB, FileKind, FileStat
+from coldframe.protocol.text import encoded
 
 if TYPE_CHECKING:
     from coldframe.client._inside import SandboxCore
@@ -79,8 +80,7 @@ async def apply_patch(
         raise InvalidRequestError(f"root {root!r} is not absolute")
     if not 0 <= strip < 100:
         raise InvalidRequestError(f"strip {strip} is not from 0 to 99")
-    text = patch if isinstance(patch, bytes) else patch.encode("utf-8", "surrogateescape")
-    changes = _patch.parse(text, strip)
+    changes = _patch.parse(encoded(patch, "the patch"), strip)
     work = _Work(await core.files(), root.rstrip("/"))
     await work.check_base(base_sha256 or {})
     for change in changes:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from coldframe.client._http import Answer, Http
 from coldframe.protocol import wire
 from coldframe.protocol.models import FileEntry, FileStat
+from coldframe.protocol.text import encoded
 
 Path = str | bytes
 Owner = tuple[int, int] | None
@@ -131,8 +132,7 @@ async def _whole(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 def _quoted(path: Path) -> str:
-    data = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
-    return quote(data, safe="/")
+    return quote(encoded(path, f"path {path!r}"), safe="/")
 
 
 def _owner(owner: Owner) -> dict[str, int]:

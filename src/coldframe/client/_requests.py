@@ -13,6 +13,7 @@ from coldframe.client._arguments import check_options
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec, SignalScope, _Model
+from coldframe.protocol.text import encoded
 
 Command: TypeAlias = str | bytes | Sequence[str | bytes]
 """Text is a command line for the shell; a list is argv and is never joined."""
@@ -120,7 +121,7 @@ def exec_request(
     if env:
         options["env"] = dict(env)
     if stdin is not None:
-        options["stdin"] = encoded(stdin)
+        options["stdin"] = encoded(stdin, "stdin")
     if operation_id is None:
         options["operation_id"] = new_operation_id()
     else:
@@ -135,11 +136,6 @@ def _pty_size(pty: PtySize | tuple[int, int] | bool) -> PtySize:
         return PtySize()
     rows, cols = pty
     return checked(PtySize, {"rows": rows, "cols": cols})
-
-
-def encoded(text: str | bytes) -> bytes:
-    """Return bytes as they are, text as UTF-8 with surrogate escapes."""
-    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
 
 
 def check_codec(encoding: str, errors: str) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from coldframe.client._core import kill_quietly
-from coldframe.client._requests import checked, encoded, exec_request
+from coldframe.client._requests import checked, exec_request
 from coldframe.client._windows import Window
 from coldframe.protocol.errors import InvalidRequestError, SandboxStateError, SessionEndedError
 from coldframe.protocol.following import between
@@ -40,6 +40,7 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
+from coldframe.protocol.text import encoded
 
 if TYPE_CHECKING:
     from coldframe.client._core import ClientCore
@@ -177,7 +178,7 @@ class SessionCore:
                     await self.kill()
 
     def _text(self, request: ExecRequest, nonce: bytes) -> bytes:
-        command = encoded(request.command or b"")
+        command = encoded(request.command or b"", "the command")
         if b"\0" in command:
             raise InvalidRequestError("command: a NUL cannot stand in a command line")
         settings = (_assignment(name, value) + b" " for name, value in request.env.items())
@@ -408,7 +409,11 @@ def _assignment(name: str | bytes, value: str | bytes | None) -> bytes:
         raise InvalidRequestError(f"env: {text!r} is not a name that a shell variable can have")
     if value is None:
         raise InvalidRequestError(f"env: {text!r} has no value; unset it in the command")
-    return encoded(name) + b"=" + _quoted(encoded(value))
+    return (
+        encoded(name, "an environment name")
+        + b"="
+        + _quoted(encoded(value, f"the value of {name!r}"))
+    )
 
 
 def session_request(

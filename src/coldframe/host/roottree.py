@@ -27,6 +27,7 @@ from coldframe.protocol.errors import (
     SandboxGoneError,
     StorageFullError,
 )
+from coldframe.protocol.text import encoded
 
 IDS_PER_SANDBOX = 65536
 OVERFLOW_ID = 65534
@@ -47,11 +48,11 @@ def path_bytes(path: str | bytes) -> bytes:
     """Return an absolute path's bytes.
 
     Raises:
-        InvalidRequestError: empty, relative, with a NUL, or no path at all.
+        InvalidRequestError: empty, relative, with a NUL, not to be encoded, or no path at all.
     """
     if not isinstance(path, str | bytes):
         raise InvalidRequestError(f"path {path!r} is neither text nor bytes")
-    raw = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
+    raw = encoded(path, f"path {path!r}")
     if not raw.startswith(b"/"):
         raise InvalidRequestError(f"path {path!r} is not absolute")
     if b"\0" in raw:

@@ -27,6 +27,7 @@ from coldframe.protocol.errors import (
     WorkdirNotFoundError,
 )
 from coldframe.protocol.models import Argument, ExecRequest, SandboxSpec
+from coldframe.protocol.text import encoded
 
 DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INLINE_BYTES = 64 << 10
@@ -155,10 +156,7 @@ def _with_shown(env: dict[bytes, bytes]) -> _Environment:
 
 def encode(argument: Argument, what: str) -> bytes:
     """Text as UTF-8 with surrogate escapes, bytes as they are. Refuses a NUL."""
-    try:
-        raw = argument.encode("utf-8", "surrogateescape") if isinstance(argument, str) else argument
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{what} is not text that can be encoded: {error}") from error
+    raw = encoded(argument, what)
     if b"\0" in raw:
         raise InvalidRequestError(f"{what} holds a NUL: {raw[:80]!r}")
     return raw

@@ -53,6 +53,28 @@ def test_exec_deadline_returns_what_was_read(sandbox: Sandbox) -> None:
     assert (result.reason, result.stdout) == (Reason.DEADLINE, b"hi\n")
 
 
+def test_text_that_cannot_be_encoded_is_refused_wherever_it_goes(sandbox: Sandbox) -> None:
+    """Models write halves of surrogate pairs: a harness catches ColdframeError, and no other."""
+    half = "\ud83d"
+    reader = sandbox.start("cat", stdin_open=True)
+    with sandbox.session() as session:
+        for ask in (
+            lambda: sandbox.exec(half),
+            lambda: sandbox.exec("cat", stdin=half),
+            lambda: sandbox.exec("true", env={half: half}),
+            lambda: sandbox.files.write("/text", half),
+            lambda: sandbox.files.read("/" + half),
+            lambda: sandbox.apply_patch(f"--- /dev/null\n+++ b/new\n@@ -0,0 +1 @@\n+{half}\n"),
+            lambda: reader.write_stdin(half),
+            lambda: session.exec(half),
+        ):
+            with pytest.raises(InvalidRequestError, match="cannot be encoded"):
+                ask()
+
+        assert session.exec("echo on").stdout == b"on\n"
+    reader.kill()
+
+
 def test_exec_on_terminal_has_its_size(sandbox: Sandbox) -> None:
     """Full-screen programs draw by it."""
     result = sandbox.exec("stty size <&1", pty=(10, 40))

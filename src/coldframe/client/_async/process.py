@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from coldframe.client._arguments import typed_methods
-from coldframe.client._requests import encoded, signal_number, signal_scope
+from coldframe.client._requests import signal_number, signal_scope
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import MIB, ExecResult, OutputChunk, SignalScope, Stream
+from coldframe.protocol.text import encoded
 
 if TYPE_CHECKING:
     from coldframe.client._core import Streaming
@@ -72,7 +73,9 @@ class AsyncProcess:
             InvalidRequestError: stdin was not asked to be open.
             BrokenPipeError: nobody reads.
         """
-        await self._runner.run(self._core.write_stdin(self.operation_id, encoded(data)))
+        await self._runner.run(
+            self._core.write_stdin(self.operation_id, encoded(data, "what is written to stdin"))
+        )
 
     async def close_stdin(self) -> None:
         """Give it end of file. Twice is fine."""

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from coldframe.client._arguments import typed_methods
-from coldframe.client._requests import encoded, signal_number, signal_scope
+from coldframe.client._requests import signal_number, signal_scope
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import MIB, ExecResult, OutputChunk, SignalScope, Stream
+from coldframe.protocol.text import encoded
 
 if TYPE_CHECKING:
     from coldframe.client._core import Streaming
@@ -71,7 +72,9 @@ class Process:
             InvalidRequestError: stdin was not asked to be open.
             BrokenPipeError: nobody reads.
         """
-        self._portal.run(self._core.write_stdin(self.operation_id, encoded(data)))
+        self._portal.run(
+            self._core.write_stdin(self.operation_id, encoded(data, "what is written to stdin"))
+        )
 
     def close_stdin(self) -> None:
         """Give it end of file. Twice is fine."""

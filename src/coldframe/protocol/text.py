@@ -1,0 +1,19 @@
+"""Text on its way to a sandbox."""
+
+from __future__ import annotations
+
+from coldframe.protocol.errors import InvalidRequestError
+
+
+def encoded(text: str | bytes, what: str) -> bytes:
+    """Return text as UTF-8 with surrogate escapes, bytes as they are.
+
+    Raises:
+        InvalidRequestError: it cannot be encoded, as half of a surrogate pair, which models write.
+    """
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{what} is not text that can be encoded: {error}") from error
