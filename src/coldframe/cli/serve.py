@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import render
-from coldframe.protocol.errors import ColdframeError, InvalidRequestError
+from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
 
 DEFAULT_SOCKET = Path("/run/coldframe/node.sock")
 
@@ -44,7 +44,12 @@ def serve(
     tls = None
     if tls_cert is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(tls_cert, tls_key)
+        try:
+            tls.load_cert_chain(tls_cert, tls_key)
+        except OSError as error:
+            raise InvalidRequestError(
+                f"--tls-cert {tls_cert}, --tls-key {tls_key}: no usable pair of PEM files: {error}"
+            ) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if unix is None and listen is None:
         unix = DEFAULT_SOCKET
@@ -52,8 +57,13 @@ def serve(
 
 
 async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | None) -> int:
-    from coldframe.gateway.server import Doors, Listen, until_stopped
-    from coldframe.gateway.store import open_store
+    try:
+        from coldframe.gateway.server import Doors, Listen, until_stopped
+        from coldframe.gateway.store import open_store
+    except ImportError as error:
+        raise CapabilityError(
+            f"coldframe serve lacks a library ({error}): pip install 'coldframe[gateway]'"
+        ) from error
     from coldframe.node.node import Node
     from coldframe.node.settings import NodeSettings
 

@@ -24,6 +24,7 @@ from coldframe.protocol.errors import (
     OperationNotFoundError,
     QuotaError,
     SandboxNotFoundError,
+    ServiceUnreachableError,
 )
 from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http
@@ -295,6 +296,30 @@ def test_slow_heads_are_cut_and_cost_others_nothing(tmp_path: Path) -> None:
         assert slow[0].recv(100) == b""
         for connection in slow:
             connection.close()
+
+
+def test_service_speaks_tls_with_the_certificate_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key on the open network would be anybody's; and so would a service that is not checked."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    words += ["-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    words += ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(words, check=True, capture_output=True)
+    options = ("--tls-cert", str(cert), "--tls-key", str(key))
+    with serving(tmp_path, "fake", *options) as service:
+        assert service.tcp.startswith("https://")
+        with pytest.raises(ServiceUnreachableError, match="certificate"):
+            SandboxClient(url=service.tcp).list_sandboxes()
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        with SandboxClient(url=service.tcp) as client, client.create_sandbox("any") as sandbox:
+            assert sandbox.exec("echo tls").text == "tls\n"
+            sandbox.files.write("/big", b"x" * 3_000_000)
+            assert len(sandbox.files.read("/big")) == 3_000_000
+    wrong = _command(tmp_path, "serve", "--tls-cert", str(key), "--tls-key", str(key))
+    assert (wrong.returncode, "PEM" in wrong.stderr) == (2, True)
 
 
 def test_unknown_and_wrong_keys_are_refused_in_the_same_words(tmp_path: Path) -> None:
