@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import asyncio
     from pathlib import Path
 
-    from coldframe.images.base import Image
     from coldframe.protocol.models import (
         Capabilities,
         ExecRequest,
@@ -37,6 +36,13 @@ class CloseReport(Protocol):
     @property
     def failures(self) -> tuple[str, ...]:
         """What could not be ended or given back, one sentence each."""
+
+
+class BuiltImage(Protocol):
+    """An image that was built."""
+
+    @property
+    def digest(self) -> str: ...
 
 
 class NodeLink(Protocol):
@@ -117,7 +123,7 @@ class NodeLink(Protocol):
         network: NetworkPolicy,
         deadline_s: float,
         cached: bool,
-    ) -> Image: ...
+    ) -> BuiltImage: ...
 
 
 NodeOpener: TypeAlias = Callable[[], Awaitable[NodeLink]]

@@ -22,7 +22,6 @@ from coldframe.client._http import Address, Answer, Headers, Http
 from coldframe.client._remote_files import RemoteFiles
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
-    CapabilityError,
     ColdframeError,
     Execution,
     SandboxNotFoundError,
@@ -45,7 +44,9 @@ from coldframe.protocol.models import (
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
 
 if TYPE_CHECKING:
-    from coldframe.images.base import Image
+    from pathlib import Path
+
+    from coldframe.client._link import BuiltImage
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -302,10 +303,29 @@ class RemoteNode:
         target = f"{_sandbox(sandbox_id)}/ports/{port}/stream"
         return await tunnel(self._http, target, self._relays)
 
-    async def build_image(self, name: str, context: object, **_: object) -> Image:
-        raise CapabilityError(
-            f"images are built on the node's own machine: run coldframe image build {name} there"
-        )
+    async def build_image(
+        self,
+        name: str,
+        context: Path,
+        *,
+        dockerfile: Path | None,
+        build_args: Mapping[str, str] | None,
+        target: str | None,
+        network: NetworkPolicy,
+        deadline_s: float,
+        cached: bool,
+    ) -> BuiltImage:
+        from coldframe.client._remote_build import Built, content, parameters
+
+        asked = parameters(name, context, dockerfile, build_args, target)
+        asked += [("network", wire.dump(network, secrets=True).decode())]
+        asked += [("deadline_s", repr(deadline_s)), ("cached", str(cached).lower())]
+        target_path = f"/v1/images?{urlencode(asked, errors='surrogateescape')}"
+        async with self._http.stream("POST", target_path, content(context)) as (head, pieces):
+            body = b"".join([piece async for piece in pieces])
+        if head.status >= 400:
+            raise wire.read_error(body, head.status)
+        return Built(json.loads(body)["digest"])
 
     # --- requests ---------------------------------------------------------------------
 

@@ -215,14 +215,14 @@ async def upload_tree(core: SandboxCore, local: Path, path: Path_, owner: Owner)
     if owner is None:
         above = await files.stat(path)
         owner = (above.uid, above.gid)
-    content = _packed(local, owner)
+    content = packed(local, owner)
     try:
         return await files.tar_up(path, content, owner=owner)
     finally:
         await close_source(content)
 
 
-async def _packed(local: Path, owner: tuple[int, int]) -> AsyncIterator[bytes]:
+async def packed(local: Path, owner: tuple[int, int]) -> AsyncIterator[bytes]:
     """Pack in a thread that is never more than two pieces ahead of the reader."""
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import coldframe
-from coldframe.gateway import execs, failures, files, ports, sandboxes, service, streams
+from coldframe.gateway import execs, failures, files, images, ports, sandboxes, service, streams
 from coldframe.gateway.context import Service
 from coldframe.gateway.models import ErrorBody, Lease, MakeDirectory, Mode, Ownership, Signal
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError
@@ -45,7 +45,7 @@ def make_app(made: Service) -> FastAPI:
         responses=_ERRORS,
     )
     app.state.service = made
-    for part in (sandboxes, execs, streams, files, ports, service):
+    for part in (sandboxes, execs, streams, files, ports, images, service):
         app.include_router(part.router)
     app.add_exception_handler(ColdframeError, _answer_ours)
     app.add_exception_handler(BrokenPipeError, _answer_ours)

@@ -105,6 +105,13 @@ class Ownership(_Model):
     gid: int = Field(ge=0, le=65535, strict=True)
 
 
+class Built(_Model):
+    """An image that was built."""
+
+    name: str
+    digest: str
+
+
 class Versions(_Model):
     """What a service speaks."""
 

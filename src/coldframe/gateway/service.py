@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import coldframe
-from coldframe.gateway.context import enter, json_answer, json_list, service_of
+from coldframe.gateway.context import enter, json_answer, service_of
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.meters import CONTENT_TYPE
 from coldframe.gateway.models import Health, Versions
-from coldframe.protocol.models import Capabilities, ImageInfo, Ledger
+from coldframe.protocol.models import Capabilities, Ledger
 from coldframe.protocol.wire import PROTOCOL_VERSION
 
 router = APIRouter(tags=["service"])
@@ -33,12 +33,6 @@ async def capabilities(request: Request) -> Response:
 async def ledger(request: Request) -> Response:
     """Count every sandbox of the node, whoever's, and compare the kernel with those that live."""
     return json_answer(await enter(request, Scope.ADMIN).node.ledger())
-
-
-@router.get("/v1/images", response_model=list[ImageInfo])
-async def images(request: Request) -> Response:
-    """Return the named images of the node's store."""
-    return json_list(enter(request, Scope.READ).node.list_images() or ())
 
 
 @router.get("/metrics", response_model=None, responses={200: {"content": {"text/plain": {}}}})

@@ -14,7 +14,7 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from coldframe.host import forks
 from coldframe.images.base import BuildStep, Image, StepResult
@@ -28,7 +28,12 @@ from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
 from coldframe.node.sandboxes import CloseReport, Load, Sandboxes
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import CapabilityError, ClientClosedError, SandboxNotFoundError
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ClientClosedError,
+    ImageError,
+    SandboxNotFoundError,
+)
 from coldframe.protocol.ids import check_operation_id, new_node_id
 from coldframe.protocol.models import (
     Capabilities,
@@ -47,6 +52,9 @@ from coldframe.protocol.models import (
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.runtimes.base import FileAccess, Runtime
+
+if TYPE_CHECKING:
+    from coldframe.images.store import ImageStore
 
 _LEDGER_SCANS = 2
 
@@ -427,16 +435,36 @@ class Node:
         Raises:
             CapabilityError: the node's images are no store that can be built into.
         """
-        self._require_open()
         from coldframe.images.build import BuildOptions, build
+
+        chosen = BuildOptions(dockerfile, dict(build_args or {}), target)
+        return await build(self._store(), name, context, self.run_step, options=chosen, **options)
+
+    async def build_image_from(
+        self, name: str, archive: AsyncIterator[bytes], *, dockerfile: str, **options: Any
+    ) -> Image:
+        """As `build_image`; the context is a tar that is not trusted, `dockerfile` a name in it."""
+        from coldframe.node import contexts
+
+        async with contexts.unpacked(self._store(), archive) as context:
+            for rules in (".dockerignore", f"{dockerfile}.dockerignore"):
+                contexts.within(context, rules)
+            file = contexts.within(context, dockerfile)
+            try:
+                return await self.build_image(name, context, dockerfile=file, **options)
+            except ImageError as error:  # where it lies here says nothing to who sent it
+                said = str(error).replace(f"{context}/", "").replace(str(context), ".")
+                raise type(error)(said) from error
+
+    def _store(self) -> ImageStore:
+        self._require_open()
         from coldframe.images.store import ImageStore
 
         if not isinstance(self.images, ImageStore):
             raise CapabilityError(
                 f"runtime {self.runtime.name!r} has no image store to build into; use native"
             )
-        chosen = BuildOptions(dockerfile, dict(build_args or {}), target)
-        return await build(self.images, name, context, self.run_step, options=chosen, **options)
+        return self.images
 
     async def run_step(self, step: BuildStep) -> StepResult:
         """See `RunStep`: run one build step in a sandbox of this node."""
