@@ -37,6 +37,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.text import encoded
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import FileAccess, Gone
 from coldframe.runtimes.fake_exec import FakeExec, open_streams
@@ -61,7 +62,7 @@ class _Plan:
 
 
 def _encode(argument: Argument, what: str) -> bytes:
-    raw = argument if isinstance(argument, bytes) else argument.encode("utf-8", "surrogateescape")
+    raw = encoded(argument, what)
     if b"\0" in raw:
         raise InvalidRequestError(f"{what} holds a NUL byte: {raw[:80]!r}")
     return raw

@@ -68,7 +68,7 @@ def test_text_that_cannot_be_encoded_is_refused_wherever_it_goes(sandbox: Sandbo
             lambda: reader.write_stdin(half),
             lambda: session.exec(half),
         ):
-            with pytest.raises(InvalidRequestError, match="cannot be encoded"):
+            with pytest.raises(InvalidRequestError, match="not text that can be encoded"):
                 ask()
 
         assert session.exec("echo on").stdout == b"on\n"
