@@ -63,6 +63,10 @@ class NodeSettings:
     ended_count: int = 20_000
     """COLDFRAME_ENDED_COUNT: sandboxes that ended whose record can still be had."""
 
+    def __post_init__(self) -> None:
+        # A program that changes its directory later must not lose its images and its state.
+        object.__setattr__(self, "home", self.home.absolute())
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> NodeSettings:
         """Read COLDFRAME_* variables.

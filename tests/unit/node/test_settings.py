@@ -61,3 +61,14 @@ def test_settings_with_bad_value_name_the_variable(name: str, value: str) -> Non
     """One clear sentence that names the thing."""
     with pytest.raises(InvalidRequestError, match=f"{name}='{value}'"):
         NodeSettings.from_environment({name: value})
+
+
+def test_home_that_is_relative_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that changes its directory found no images any more, and left its node behind."""
+    monkeypatch.chdir(tmp_path)
+    given = NodeSettings.from_environment({"COLDFRAME_HOME": "state/home"})
+    monkeypatch.chdir("/")
+
+    assert given.home == tmp_path / "state" / "home"
