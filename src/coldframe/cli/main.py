@@ -6,6 +6,7 @@ that cannot be imported takes no other down with it.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -154,12 +155,29 @@ def explain(error: BaseException) -> tuple[int, str]:
     )
 
 
+def _open_standard_streams() -> None:
+    """Put /dev/null where we were started without a standard stream.
+
+    Else a descriptor of our own gets its number, and the sandbox's output goes there.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     0 success, 1 a failure, 2 the caller's own mistake, 130 interrupted; `run` passes the
     command's own exit code through.
     """
+    _open_standard_streams()
     debug, words = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
     wanted = next((word for word in words if not word.startswith("-")), None)
     try:

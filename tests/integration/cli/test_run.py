@@ -152,6 +152,27 @@ def test_run_kills_at_the_second_signal(start: Start) -> None:
     assert process.wait(60) == 128 + signal.SIGKILL
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_run_started_without_a_standard_stream_has_an_empty_one(
+    environment: dict[str, str], closed: str
+) -> None:
+    """As by cron or a daemon: no descriptor of ours may be read or written in its place."""
+    script = f'"$@" {closed}'
+    command = "cat; echo out; echo err >&2; exit 5"
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *RUN, "fake", "--", "/bin/sh", "-c", command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 5, done.stderr
+    assert done.stdout == (b"" if ">&-" in closed.split() else b"out\n")
+    assert done.stderr == (b"" if "2>&-" in closed else b"err\n")
+
+
 def test_run_past_its_deadline_says_so_and_exits_124(environment: dict[str, str]) -> None:
     """As timeout(1) does; what was printed is not lost."""
     ended = _run(environment, "any", "--deadline", "0.3", "--", "sh", "-c", "echo hi; sleep 60")
