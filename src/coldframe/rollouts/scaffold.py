@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from coldframe.protocol.errors import TaskError
@@ -10,7 +11,7 @@ TASK_TOML = """\
 schema_version = "1.4"
 {strategy}
 [task]
-name = "{name}"
+name = {name}
 description = "Write a small program."
 keywords = ["shell"]
 
@@ -51,7 +52,7 @@ name = "mean"
 [steps.agent]
 timeout_sec = 300.0
 """
-WITH_IMAGE = '# An image of the store (`coldframe image ls`).\ndocker_image = "{image}"\n'
+WITH_IMAGE = "# An image of the store (`coldframe image ls`).\ndocker_image = {image}\n"
 WITH_DOCKERFILE = "# Made from environment/Dockerfile.\nbuild_timeout_sec = 300.0\n"
 DOCKERFILE = """\
 # What the agent finds. No tests and no solution: they come later, from their own directories.
@@ -167,11 +168,24 @@ def write_new_task(
         raise TaskError(f"{error.filename or directory}: {error.strerror}") from error
 
 
+def _quoted(text: str) -> str:
+    """Return a text as a TOML string.
+
+    Raises:
+        TaskError: TOML has no way to write it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TaskError(f"{text!r}: not UTF-8, so no task.toml can hold it") from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _files(name: str, image: str | None, multi_step: bool) -> dict[str, str]:
     toml = TASK_TOML.format(
-        name=name,
+        name=_quoted(name),
         strategy=STRATEGY if multi_step else "",
-        image=WITH_IMAGE.format(image=image) if image else WITH_DOCKERFILE,
+        image=WITH_IMAGE.format(image=_quoted(image)) if image else WITH_DOCKERFILE,
     )
     files = {"task.toml": toml + (STEPS if multi_step else "")}
     if image is None:

@@ -38,6 +38,25 @@ def test_new_task_is_accepted_as_it_is(tmp_path: Path, options: dict[str, str]) 
     assert scripts and all(one.stat().st_mode & stat.S_IXUSR for one in scripts)
 
 
+@pytest.mark.parametrize(
+    "name", ['q"', "back\\slash", "two\nlines", "\x7f\x1b", "ünï", "\U0001f600"]
+)
+def test_new_task_holds_whatever_its_directory_is_called(tmp_path: Path, name: str) -> None:
+    """A template that its own reader refuses helps nobody."""
+    write_new_task(tmp_path / name, image='no"such')
+    task = load_task(tmp_path / name)
+
+    assert (task.name, task.environment.docker_image) == (f"my/{name}", 'no"such')
+
+
+def test_new_task_that_no_file_can_name_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    """One sentence, and no half of a task."""
+    with pytest.raises(TaskError, match="not UTF-8"):
+        write_new_task(tmp_path / "bad\udcff")
+
+    assert not [*tmp_path.iterdir()]
+
+
 def test_task_init_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
     """Somebody's task is not written over."""
     (tmp_path / "mine").write_text("")
