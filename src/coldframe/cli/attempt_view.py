@@ -74,7 +74,7 @@ def _verification(name: str, graded: Verification, blobs: BlobStore, full: bool)
     of = f" of {name}" if name else ""
     lines = [f"verifier{of} ({graded.mode}): exit code {graded.exit_code}, reason {graded.reason}"]
     if graded.forgeable:
-        lines.append("  something of a root agent's lived meanwhile and could have forged it")
+        lines.append("  something of the agent's lived meanwhile and could have forged it")
     artifacts = graded.artifacts
     if artifacts is not None and (artifacts.count or artifacts.refused):
         lines.append(f"  {artifacts.count} artifacts of {artifacts.bytes} bytes")

@@ -203,7 +203,7 @@ def _notes(task: dict[str, Any]) -> list[str]:
     if tamper["attempts"]:
         notes.append(f"{tamper['attempts']} attempts tampered with ({tamper['voided']} void)")
     if tamper["forgeable"]:
-        notes.append(f"{tamper['forgeable']} verdicts that a root survivor could have forged")
+        notes.append(f"{tamper['forgeable']} verdicts that a survivor could have forged")
     for name, step in task["steps"].items():
         mean = _number(step["mean_reward"])
         notes.append(f"step {name}: {step['verdicts']} verdicts, mean {mean}")

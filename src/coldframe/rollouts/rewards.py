@@ -51,6 +51,8 @@ def _json(text: str, path: str) -> dict[str, float]:
         raise RewardInvalidError(f"{path}: {name} is not finite")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(items) > MAX_PARTS:
+            raise RewardInvalidError(_too_many(len(items), path))
         names = [name for name, _ in items]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -63,9 +65,13 @@ def _json(text: str, path: str) -> dict[str, float]:
         raise RewardInvalidError(f"{path}: not JSON") from None
     if not isinstance(value, dict):
         return {"reward": _number(value, path, "the value")}
-    if not value or len(value) > MAX_PARTS:
-        raise RewardInvalidError(f"{path}: a map of {len(value)} parts; 1 to {MAX_PARTS} are read")
+    if not value:
+        raise RewardInvalidError(_too_many(len(value), path))
     return {_name(key, path): _number(part, path, repr(key[:40])) for key, part in value.items()}
+
+
+def _too_many(count: int, path: str) -> str:
+    return f"{path}: a map of {count} parts; 1 to {MAX_PARTS} are read"
 
 
 def _name(key: str, path: str) -> str:

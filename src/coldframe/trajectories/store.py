@@ -84,7 +84,8 @@ def write_json(path: Path, value: Any) -> None:
         ValueError: it holds NaN or an infinity, which JSON cannot say.
     """
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, text.encode() + b"\n")
+    # A path on the host need not be UTF-8: what is not is written as an escape, and read back so.
+    write_atomic(path, text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 class BlobStore:

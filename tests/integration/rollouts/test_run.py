@@ -70,9 +70,13 @@ async def test_run_with_a_refused_task_and_a_failing_one_finishes_the_rest(
     write_task(tmp_path / "tasks", "refused", toml=BASE + "gpus = 1\n")
     make_task(tmp_path / "tasks", "crashing", tests__test_sh="#!/bin/sh\nexit 1\n")
     make_task(tmp_path / "tasks", "good")
+    make_task(tmp_path / "tasks", "odd")
+    for name in ("refused", "odd"):  # a name need not be UTF-8
+        (tmp_path / "tasks" / name).rename(tmp_path / "tasks" / f"{name}\udcff")
     result = await run_batch(native_async_client, tmp_path / "tasks", tmp_path / "out")
 
     tasks = result.summary["tasks"]
+    assert tasks["odd"]["passes"] == 1
     assert (tasks["good"]["passes"], tasks["crashing"]["mean_reward"]) == (1, None)
     assert tasks["crashing"]["failures_by_side"] == {"verifier": {"reward_missing": 1}}
     (refusal,) = result.summary["refused"].values()

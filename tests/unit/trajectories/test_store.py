@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,14 @@ def test_trajectory_with_an_infinite_reward_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="not finite"):
         Trajectory.model_validate(values | {"rewards": {"reward": float("inf")}})
+
+
+def test_write_json_holds_paths_that_are_not_utf_8(tmp_path: Path) -> None:
+    """A task's directory may be called anything; it must not end the batch."""
+    path = tmp_path / "file.json"
+    write_json(path, {"task\udcff": "/t\udcff/ü"})
+
+    assert json.loads(path.read_bytes()) == {"task\udcff": "/t\udcff/ü"}
 
 
 def test_write_json_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
