@@ -44,7 +44,8 @@ def own_loop(loop: asyncio.AbstractEventLoop) -> None:
     _loops.add(loop)
 
 
-def _let_go() -> None:
+def let_go() -> None:
+    """Abandon everything, as a forked child does; also the last thing that a process may do."""
     for loop in _loops:
         # Closed by the garbage collector, the copy would take its descriptors out of our epoll.
         if isinstance(getattr(loop, "_selector", None), selectors.BaseSelector):
@@ -60,4 +61,4 @@ def _let_go() -> None:
     _sockets.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=let_go)

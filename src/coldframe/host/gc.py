@@ -105,6 +105,10 @@ def _reap_directory(state: Path) -> list[str]:
         reaped += [f"upper {path}" for path in sorted(uppers.iterdir())]
     with closing(os.open(state.parent, _DIRECTORY)) as nodes:
         try:
+            if uppers.is_dir():
+                # First, as handing in the counts needs space, and the disk may be full of these.
+                with closing(os.open(state, _DIRECTORY)) as own:
+                    remove_tree(own, b"uppers")
             tally.hand_in(state.parent.parent, state)
             remove_tree(nodes, os.fsencode(state.name))
         except (OSError, FileError) as error:

@@ -7,8 +7,10 @@ lives; what a dead one left is found by that and reaped.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
+import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -16,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from coldframe.host import forks
+from coldframe.host import forks, gc
 from coldframe.images.base import BuildStep, Image, StepResult
 from coldframe.node import fingerprints
 from coldframe.node.assembly import ImageResolver, assemble
@@ -57,6 +59,27 @@ if TYPE_CHECKING:
     from coldframe.images.store import ImageStore
 
 _LEDGER_SCANS = 2
+
+
+_open_nodes: set[Node] = set()
+
+
+def _bury_open_nodes() -> None:
+    """At the end of the process: reap what nobody closed, as the next node would."""
+    homes = {node.settings.home for node in _open_nodes}
+    if not homes:
+        return
+    warnings.warn(
+        "a client was not closed: use `async with`, or await its close(); its sandboxes end now",
+        ResourceWarning,
+        stacklevel=1,
+    )
+    forks.let_go()
+    for home in homes:
+        gc.reap_dead_nodes(home)
+
+
+atexit.register(_bury_open_nodes)
 
 
 class Node:
@@ -104,10 +127,12 @@ class Node:
             self.settings, self.id, self.runtime, self._execs, self._home.counts
         )
         self._open = True
+        _open_nodes.add(self)
 
     def abandon(self) -> None:
         """See `forks.Owner`."""
         self._open = False
+        _open_nodes.discard(self)
 
     async def close(self) -> CloseReport:
         """End every sandbox, whatever fails meanwhile, and say what could not be ended.
@@ -117,6 +142,7 @@ class Node:
         if not self._open:
             return CloseReport()
         self._open = False
+        _open_nodes.discard(self)
         try:
             return await self._sandboxes.close()
         finally:

@@ -248,7 +248,13 @@ class NetworkPolicy(_Model):
             elif word == "presets":
                 presets += chosen.split(",") if chosen else PRESETS
             else:
-                made.append(NetworkRule.parse(text))
+                rule = NetworkRule.parse(text)
+                if rule.host and "." not in rule.host and not rule.ports:
+                    raise ValueError(
+                        f"{text[:80]!r} would be a host: write {rule.host}:PORTS if it is one, "
+                        "else `public`, `presets` or `none`"
+                    )
+                made.append(rule)
         return cls(rules=tuple(made), public=public, presets=tuple(presets), **options)  # type: ignore[arg-type]  # checked
 
 

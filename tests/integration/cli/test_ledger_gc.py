@@ -227,3 +227,21 @@ def test_gc_does_not_judge_nodes_of_another_home(machine: Machine) -> None:
     assert machine.sandbox_id in ledger["elsewhere"]
     assert machine.coldframe("gc")[1]["reaped"] == []
     assert process.poll() is None
+
+
+def test_gc_on_a_full_disk_makes_room_before_it_counts(machine: Machine) -> None:
+    """What fills the disk may be what the dead node left: counting it first needs room."""
+    machine.home.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", machine.home], check=True)
+    machine.cleanup.callback(subprocess.run, ["umount", "-l", machine.home], check=True)
+    machine.node.mkdir(parents=True)
+    (machine.node / "lock").touch()
+    machine.count(created=1)
+    machine.leave_directory()
+    with pytest.raises(OSError, match="No space left"):
+        (machine.node / "uppers/big").write_bytes(bytes(1 << 20))
+
+    code, done = machine.coldframe("gc")
+
+    assert (code, machine.node.exists()) == (0, False), done
+    assert machine.coldframe("ledger")[1]["created"] == 1

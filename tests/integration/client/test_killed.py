@@ -68,3 +68,33 @@ def test_client_killed_among_execs_leaves_nothing(debian_image: Image) -> None:
         with SandboxClient() as client:  # its start reaps what dead nodes left
             assert client.ledger().balanced
     assert left == []
+
+
+FORGETFUL = """
+import asyncio
+from coldframe import AsyncSandboxClient
+
+async def main():
+    client = AsyncSandboxClient()
+    sandbox = await client.create_sandbox("debian:bookworm")
+    await sandbox.exec("setsid sleep 300 & echo x > /file")
+    print(sandbox.id, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("native_client")
+def test_async_client_that_nobody_closed_leaves_nothing(debian_image: Image) -> None:
+    """A forgotten `async with` must not need somebody to run gc."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "default", "-c", FORGETFUL],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert "a client was not closed" in ended.stderr
+    assert list(traces(node_of(ended.stdout.strip()))) == []

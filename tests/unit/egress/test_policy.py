@@ -170,6 +170,8 @@ def test_rule_in_text_form_keeps_its_form(text: str) -> None:
         "a.example:x",
         "ftp://a.example",
         "é.fr",
+        "full",
+        "internet",
     ],
 )
 def test_text_that_is_no_rule_is_refused_by_its_words(text: str) -> None:
