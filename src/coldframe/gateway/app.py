@@ -101,7 +101,4 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    """A fault of ours: the log has it whole, the client a sentence."""
-    failures.log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
-    fault = ColdframeError("the service failed; its log says why")
-    return failures.answer(fault)
+    return failures.answer_fault(request, error)

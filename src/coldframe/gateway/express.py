@@ -44,4 +44,6 @@ class Express:
             response = await failures.answer_to(request, error)
         except ClientDisconnect:
             return
+        except Exception as error:  # noqa: BLE001 - as the application's own last handler
+            response = failures.answer_fault(request, error)
         await response(scope, receive, send)

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from coldframe.gateway.context import enter
 from coldframe.gateway.identity import Scope
 from coldframe.protocol import errors
-from coldframe.protocol.errors import ColdframeError
+from coldframe.protocol.errors import ColdframeError, Execution
 from coldframe.protocol.wire import error_body
 
 log = logging.getLogger("coldframe.gateway")
@@ -78,6 +78,13 @@ async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -
         except (ColdframeError, KeyError):
             pass  # the caller may not look, or there is nothing to see
     return answer(error, **more)
+
+
+def answer_fault(request: Request, error: Exception) -> Response:
+    """A fault of ours: the log has it whole, the client a sentence."""
+    log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
+    fault = ColdframeError("the service failed; its log says why", execution=Execution.UNKNOWN)
+    return answer(fault)
 
 
 def note(error: BaseException, scope: Any) -> None:
