@@ -76,7 +76,7 @@ class Verifier:
     killed: list[ProcessInfo] = field(default_factory=list)
     """What had to be killed to start test.sh, and what was killed when it had ended."""
     _starved: bool = False
-    """Memory ran out while something else than the verifier lived."""
+    """Memory ran out while something else than the verifier lived, or that took most processes."""
     _facts: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> Verification:
@@ -101,8 +101,8 @@ class Verifier:
         except (RewardMissingError, RewardInvalidError):
             if not self._starved:
                 raise
-            # What the agent left used up the memory that the tests need. It is dead now, and must
-            # not spare its agent the verdict.
+            # What the agent left used up the memory or the processes that the tests need. It is
+            # dead now, and must not spare its agent the verdict.
             self.note(again=True)
             return await self._graded()
         finally:
@@ -228,7 +228,8 @@ class Verifier:
     async def _end(self, result: ExecResult) -> None:
         """Leave nobody who could write while the reward and the digests are read."""
         others = await self.sandbox.processes()
-        self._starved = bool(others and result.resources.oom_kills)
+        crowded = len(others) > self.sandbox.info.spec.pids // 2
+        self._starved = bool(others) and (crowded or bool(result.resources.oom_kills))
         if others:
             await asyncio.sleep(LINGER_S)
         if self.alone or self._starved:

@@ -308,6 +308,23 @@ async def test_verifier_is_run_alone_where_survivors_leave_no_room_for_a_process
     assert verifier.record().removed == ()
 
 
+async def test_verifier_is_run_again_alone_when_survivors_took_its_processes(
+    grade: Grade, native_sandbox: AsyncSandbox
+) -> None:
+    """An agent without privileges must not void its verdict by a bomb that waits for the tests."""
+    bomb = (
+        "import os, time\nos.setsid()\nwhile not os.path.exists('/tmp/go'):\n  time.sleep(0.01)\n"
+        "try:\n  while os.fork():\n    pass\nexcept OSError:\n  open('/tmp/full', 'w')\n"
+        "time.sleep(1000)\n"
+    )
+    await native_sandbox.exec(f'python3 -c "{bomb}" > /dev/null 2>&1 &', user="nobody")
+    script = ": > /tmp/go; while [ ! -e /tmp/full ]; do :; done"
+    verdict, verifier = await grade(f"{script}; (echo 0) > {TEXT}")
+
+    assert verdict == {"reward": 0.0}
+    assert verifier.record().again
+
+
 KEYS = '[metadata.coldframe]\nkey_inputs = ["/srv/tree", "/srv/file", "/srv/absent"]\n'
 CHANGES = {
     "test.sh": "echo >> /tests/test.sh",
