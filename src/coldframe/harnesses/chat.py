@@ -35,10 +35,16 @@ class Answer:
     finish_reason: str | None
     usage: Usage
     model: str | None
-    attempts: int
-    model_s: float
-    """Of the request that succeeded and those that failed before it."""
-    wait_s: float
+
+
+@dataclass
+class Spent:
+    """What asking has taken so far, also when it fails or is cancelled."""
+
+    attempts: int = 0
+    model_s: float = 0.0
+    """Of all requests, those that failed too."""
+    wait_s: float = 0.0
     """Waited between tries."""
 
 
@@ -80,8 +86,9 @@ class ChatClient:
         *,
         max_tokens: int | None = None,
         seed: int | None = None,
+        spent: Spent | None = None,
     ) -> Answer:
-        """Send the conversation and return the answer.
+        """Send the conversation and return the answer; what that takes is added to `spent`.
 
         Raises:
             InferenceError: no usable answer after all tries; the message says what came last.
@@ -93,23 +100,26 @@ class ChatClient:
             body["seed"] = seed
         if max_tokens is not None:
             body["max_tokens"] = min(max_tokens, body.get("max_tokens", max_tokens))
-        spent = waited = 0.0
+        spent = spent or Spent()
         for attempt in range(1, self.settings.retries + 2):
-            begun = time.monotonic()
+            spent.attempts = attempt
             try:
-                raw = await self._post(body)
-                message, finish, usage, model = _parse(raw)
-                spent += time.monotonic() - begun
-                return Answer(raw, message, finish, usage, model, attempt, spent, waited)
+                begun = time.monotonic()
+                try:
+                    raw = await self._post(body)
+                finally:
+                    spent.model_s += time.monotonic() - begun
+                return Answer(raw, *_parse(raw))
             except _Failed as failure:
-                spent += time.monotonic() - begun
                 if not failure.again or attempt > self.settings.retries:
                     raise InferenceError(
                         f"model endpoint {redact_url(self._url)}: {failure} (try {attempt})"
                     ) from failure
-                wait = self._wait(attempt, failure.wait_s)
-                await asyncio.sleep(wait)
-                waited += wait
+                begun = time.monotonic()
+                try:
+                    await asyncio.sleep(self._wait(attempt, failure.wait_s))
+                finally:
+                    spent.wait_s += time.monotonic() - begun
         raise AssertionError("the last try returns or raises")
 
     def _wait(self, attempt: int, asked: float | None) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coldframe.harnesses.base import Ending, Episode, Offers, Outcome
-from coldframe.harnesses.chat import Answer, ChatClient
+from coldframe.harnesses.chat import Answer, ChatClient, Spent
 from coldframe.harnesses.scripts import shell_of
 from coldframe.harnesses.skills import SKILLS_LIST, list_skills
 from coldframe.harnesses.windows import HEAD_TAIL_10K, RULES, WHOLE
@@ -152,13 +152,16 @@ class _Conversation:
         left = None if limit is None else limit - self.tokens
         if left is not None and left <= 0:
             raise Ending(Termination.TOKEN_LIMIT, f"{self.tokens} of {limit} tokens are used")
-        answer = await self.chat.ask(
-            self.messages, [BASH_TOOL], max_tokens=left, seed=self.episode.seed
-        )
+        spent = Spent()
+        try:
+            answer = await self.chat.ask(
+                self.messages, [BASH_TOOL], max_tokens=left, seed=self.episode.seed, spent=spent
+            )
+        finally:
+            step.model_attempts = spent.attempts
+            step.model_s, step.model_queue_s = spent.model_s, spent.wait_s
         step.set_action(answer.raw)
         step.finish_reason, step.usage = answer.finish_reason, answer.usage
-        step.model_attempts = answer.attempts
-        step.model_s, step.model_queue_s = answer.model_s, answer.wait_s
         self.recorder.reported_model = answer.model or self.recorder.reported_model
         used = answer.usage.completion_tokens
         if limit is not None and used is None:

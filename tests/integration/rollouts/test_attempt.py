@@ -101,6 +101,10 @@ async def test_attempt_whose_endpoint_fails_has_no_reward(
     assert trajectory.failure and trajectory.failure.side is Side.INFERENCE
     assert trajectory.verification is None
     assert [len(step.calls) for step in trajectory.steps] == [1, 0]
+    failed = trajectory.steps[-1]
+    assert failed.model_attempts == 2
+    assert failed.model_s > 0
+    assert (failed.model_queue_s or 0) >= 0.01
 
 
 async def test_attempt_that_babbles_is_judged_by_the_verifier(
