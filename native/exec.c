@@ -58,9 +58,10 @@ static void slow_down(struct sandbox *sandbox)
 {
 	if (!sandbox->hastened || sandbox->state != SANDBOX_LIVE)
 		return;
-	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
-		if (is_dying(exec))
-			return;
+	if (!cgroup_haste_spent(sandbox))
+		for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
+			if (is_dying(exec))
+				return;
 	cgroup_slow_down(sandbox);
 }
 
@@ -399,6 +400,7 @@ static void timer_fired(struct timer *timer)
 {
 	struct exec *exec = container_of(timer, struct exec, timer);
 
+	slow_down(exec->sandbox);
 	if (exec->ended)
 		exec_check_cgroup(exec);
 	else if (exec->launch)

@@ -103,6 +103,7 @@ struct sandbox {
 	unsigned slow;
 	unsigned launches; /* under way */
 	bool hastened;
+	uint64_t haste_ns, haste_counted_ns; /* how much longer it may be, and when that was counted */
 	struct exec *first_queued, *last_queued; /* that wait for one of those to end */
 	bool taking_turns;
 	bool listed;
@@ -270,6 +271,8 @@ int cgroup_limit(struct sandbox *sandbox, const char **stage);
 /* A descriptor of the cgroup that pid 1 is cloned into. */
 /* While something of it is killed, its limit of processor time is a higher one. */
 void cgroup_hasten(struct sandbox *sandbox);
+/* Whether that has been going on for as long as it may. */
+bool cgroup_haste_spent(struct sandbox *sandbox);
 void cgroup_slow_down(struct sandbox *sandbox);
 int cgroup_open_init(struct sandbox *sandbox);
 /* 0 when nothing is left, -EBUSY while something is. */

@@ -9,9 +9,12 @@ import asyncio
 import errno
 import os
 import re
+import signal
+import time
 from pathlib import Path
 
 from coldframe.host.spawner import SpawnerFault
+from coldframe.host.wire import Scope
 from tests.fixtures.native import Native
 
 
@@ -313,6 +316,34 @@ async def test_sandbox_that_stops_every_newcomer_cannot_hold_the_worker(native: 
     await native.spawner.destroy(hostile.sandbox_id)
     await attacker.ended
     assert native.lost == []
+
+
+async def test_commands_that_resist_being_killed_gain_little_processor_time(
+    native: Native,
+) -> None:
+    """What is killed may use more than its limit, for a while: not for as long as it likes."""
+    sandbox = await native.create(cpu_milli=100)
+    bases = native.config.cgroups
+    hybrid = "cpu" in bases
+    limit = bases["cpu" if hybrid else "unified"] / sandbox.sandbox_id
+    limit /= "cpu.cfs_quota_us" if hybrid else "cpu.max"
+    usual = limit.read_text()
+    began = at = time.monotonic()
+    above = 0.0
+
+    while at < began + 10:
+        victim = native.start(sandbox, "sleep", "100", want_started=True)
+        assert victim.started is not None
+        tracer = native.start(sandbox, "probe", "hold", str((await victim.started).pid))
+        await native.spawner.watch(tracer, 0, 0)
+        await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE)
+        while not victim.ended.done():
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            above += now - at if limit.read_text() != usual else 0
+            at = now
+
+    assert 0 < above < 7
 
 
 async def test_limits_per_user_of_the_kernel_are_not_shared(native: Native) -> None:
