@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -144,9 +145,14 @@ class ImageStore:
             if target is None:
                 why = how_to_get(name, digest) if len(passed) == 1 else how_to_get(wanted)
                 via = f"{full!r} is an alias of {wanted!r}: " if len(passed) > 1 else ""
-                raise ImageNotFoundError(via + why)
+                raise ImageNotFoundError(via + why + self._nearest(wanted))
             passed.append(target)
             wanted = target
+
+    def _nearest(self, name: str) -> str:
+        known = [record.name for record in self.list()]
+        close = get_close_matches(name, known, n=1, cutoff=0.8)
+        return f"; or did you mean {close[0]!r}?" if close else ""
 
     def list(self) -> tuple[ImageRecord, ...]:
         """Return every named image, in order of their names.

@@ -73,6 +73,17 @@ def test_resolve_of_unknown_name_says_how_to_get_it(store: ImageStore) -> None:
         store.resolve("../refs")
 
 
+def test_resolve_of_misspelt_name_tells_the_nearest(store: ImageStore, add: Add) -> None:
+    """Whoever mistypes a name does not want to make another image."""
+    store.tag("debian:bookworm", [add(a="1")], ImageConfig())
+
+    with pytest.raises(ImageNotFoundError, match=r"did you mean 'debian:bookworm'\?"):
+        store.resolve("debian:bookwrm")
+    with pytest.raises(ImageNotFoundError) as refusal:
+        store.resolve("own:1")
+    assert "did you mean" not in str(refusal.value)
+
+
 def test_add_layer_of_same_tree_is_kept_once(store: ImageStore, add: Add) -> None:
     """A hundred images on one base must not cost a hundred bases."""
     assert add(a="1") == add(a="1")
