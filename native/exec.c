@@ -265,6 +265,8 @@ static void conclude(struct exec *exec)
 	uint64_t ooms = now_ooms - exec->ooms_before;
 	struct usage used = exec->usage;
 
+	if (now_ooms > sandbox->ooms_seen)
+		sandbox->oom_ns = clock_ns(CLOCK_MONOTONIC);
 	sandbox->ooms_seen = now_ooms;
 	timer_cancel(&exec->timer);
 	stream_drain(&exec->out);

@@ -129,7 +129,10 @@ static void report_gone(struct sandbox *sandbox, uint64_t ooms)
 	uint64_t cause = signalled ? GONE_CAUSE_SIGNAL : GONE_CAUSE_EXIT;
 	struct builder *b = answer_begin(TYPE_SANDBOX_GONE, 0);
 
-	if (signalled && code == SIGKILL && ooms > sandbox->ooms_seen)
+	/* Commands that ended after the kill, but before pid 1 was dead, have seen it already. */
+	if (signalled && code == SIGKILL &&
+	    (ooms > sandbox->ooms_seen ||
+	     (sandbox->oom_ns && clock_ns(CLOCK_MONOTONIC) - sandbox->oom_ns < NS_PER_S)))
 		cause = GONE_CAUSE_OOM;
 	build_text(b, TAG_SANDBOX, sandbox->id);
 	build_u64s(b, TAG_GONE_NUMBERS, (uint64_t[]){cause, code}, 2);

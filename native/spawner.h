@@ -116,6 +116,7 @@ struct sandbox {
 	int oom; /* counts OOM kills; -1 without a memory limit */
 	struct limits limits;
 	uint64_t ooms_seen;
+	uint64_t oom_ns; /* when it was seen last that there were more, CLOCK_MONOTONIC */
 	uint64_t began_ns;
 	uint64_t namespaces[NAMESPACE_KINDS]; /* inodes: user, mnt, pid, net, ipc, uts, cgroup */
 	uint64_t create_request; /* or that of PREPARE */
