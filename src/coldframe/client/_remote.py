@@ -18,14 +18,13 @@ from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
+from coldframe.client._calls import call
 from coldframe.client._http import Address, Answer, Headers, Http
 from coldframe.client._remote_files import RemoteFiles
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
     ColdframeError,
-    Execution,
     SandboxNotFoundError,
-    ServiceUnreachableError,
 )
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
@@ -55,8 +54,6 @@ _MARGIN_S = 30.0
 """How much longer than its poll an answer may take before its connection counts as lost."""
 _CREATE_S = 120.0
 """How long one request for a sandbox waits; the same is then asked again."""
-_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Before each further try to reach a service."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +82,12 @@ class RemoteNode:
         """
         headers = [(wire.VERSION_HEADER, str(wire.PROTOCOL_VERSION))]
         if api_key is not None:
-            headers.append(("Authorization", f"Bearer {_checked(api_key)}"))
+            # A line end would begin a header of its own.
+            shown = "".join(one for one in api_key if one.isascii() and one.isprintable())
+            headers.append(("Authorization", f"Bearer {shown}"))
         http = Http(address, headers)
         try:
-            told = await _call(http, "GET", "/v1/capabilities")
+            told = await call(http, "GET", "/v1/capabilities")
         except BaseException:
             http.close()
             raise
@@ -342,39 +341,9 @@ class RemoteNode:
         replay: bool = True,
         within_s: float | None = None,
     ) -> Answer:
-        return await _call(
+        return await call(
             self._http, method, target, body, headers, replay=replay, within_s=within_s
         )
-
-
-async def _call(
-    http: Http,
-    method: str,
-    target: str,
-    body: bytes = b"",
-    headers: Headers = (),
-    *,
-    replay: bool = True,
-    within_s: float | None = None,
-) -> Answer:
-    """Return a good answer, or raise the error that it stands for.
-
-    With `replay` the request may be sent again when its connection was lost; without it only if
-    it was never sent.
-    """
-    for pause_s in (*_PAUSES_S, None):
-        try:
-            answer = await http.request(method, target, body, headers, within_s=within_s)
-        except ServiceUnreachableError as error:
-            sent = error.execution is not Execution.NOT_EXECUTED
-            if pause_s is None or (sent and not replay):
-                raise
-            await asyncio.sleep(pause_s)
-            continue
-        if answer.status >= 400:
-            raise wire.read_error(answer.body, answer.status)
-        return answer
-    raise AssertionError("the last try returns or raises")
 
 
 def _identified(request: ExecRequest) -> ExecRequest:
@@ -389,11 +358,3 @@ def _sandbox(sandbox_id: str) -> str:
 
 def _exec(operation_id: str) -> str:
     return f"/v1/execs/{quote(operation_id, safe='')}"
-
-
-def _checked(api_key: str) -> str:
-    # A line end would begin a header of its own.
-    return "".join(letter for letter in api_key if letter.isascii() and letter.isprintable())
-
-
-__all__ = ["RemoteNode"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -189,11 +188,6 @@ def raw_query(request: HTTPConnection, name: str) -> str | bytes:
             except UnicodeDecodeError:
                 return found
     raise InvalidRequestError(f"the parameter {name!r} is missing")
-
-
-def text_query(request: HTTPConnection, name: str) -> str:
-    """Return the same as text."""
-    return os.fsdecode(raw_query(request, name))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

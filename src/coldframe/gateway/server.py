@@ -13,8 +13,7 @@ import signal
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,18 +216,6 @@ def _bind_unix(listener: socket.socket, path: Path) -> None:
     finally:
         os.umask(umask)
     listener.listen(_BACKLOG)
-
-
-@asynccontextmanager
-async def opened(
-    node: Node, store: Store, settings: GatewaySettings | None = None
-) -> AsyncIterator[Doors]:
-    """Doors of a node for a block; closed at its end."""
-    doors = Doors(node, store, settings)
-    try:
-        yield doors
-    finally:
-        await doors.close()
 
 
 async def until_stopped(doors: Doors, node: Node) -> CloseReport:
