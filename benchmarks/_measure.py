@@ -38,10 +38,13 @@ class Baseline:
         self._spawner = spawner
         self.seconds: list[float] = []
 
+    async def take(self, n: int = 1) -> list[float]:
+        """Return `n` measurements in seconds."""
+        return [ns / 1e9 for ns in await self._spawner.measure(n, BASELINE_PROGRAM)]
+
     async def sample(self, n: int = 1) -> None:
         """Take `n` more measurements; call it between the measured calls."""
-        durations = await self._spawner.measure(n, BASELINE_PROGRAM)
-        self.seconds += [ns / 1e9 for ns in durations]
+        self.seconds += await self.take(n)
 
     @property
     def p50(self) -> float:

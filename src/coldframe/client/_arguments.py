@@ -30,6 +30,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 _Test = Callable[[Any], bool]
+_PLAIN: tuple[type, ...] = (type(None), bool, str, bytes, float)
 _LIMIT = 1 << 63
 """System calls cannot hold larger numbers."""
 _MODULE = re.compile(r"(?:\w+\.)+(?=\w)")
@@ -40,11 +41,13 @@ class _Argument:
 
     def __init__(self, hint: object) -> None:
         self._fits = _test(hint)
+        self._plain = _plain_types(hint)
+        """Whatever is exactly one of these fits: most values are, and are not looked at further."""
         text = hint.__name__ if isinstance(hint, type) else str(hint)
         self._text = _MODULE.sub("", text)
 
     def check(self, name: str, value: object) -> None:
-        if not self._fits(value):
+        if type(value) not in self._plain and not self._fits(value):
             raise InvalidRequestError(f"{name}: {self._text} is expected, not {_shown(value)}")
 
 
@@ -166,6 +169,12 @@ def _is_whole(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain_types(hint: object) -> frozenset[type]:
+    """Types of a hint whose values all fit; not int, whose values have a limit."""
+    union = get_origin(hint) in {Union, types.UnionType}
+    return frozenset(of for of in (get_args(hint) if union else (hint,)) if of in _PLAIN)
 
 
 def _any_test(tests: Sequence[_Test]) -> _Test:
