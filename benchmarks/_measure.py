@@ -80,11 +80,16 @@ def memory_used_mib() -> float:
 
 
 def pid_namespaces() -> set[str]:
-    """Every pid namespace that a process of this machine lives in, from the kernel alone."""
+    """Every pid namespace that a process of this machine lives in, from the kernel alone.
+
+    Not those of sandboxes that are half made ahead: nothing runs in them.
+    """
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
+                if (entry / "comm").read_text() == "blank\n":
+                    continue
                 found.add(str((entry / "ns/pid").readlink()))
             except OSError:  # it ended meanwhile
                 continue
