@@ -28,7 +28,7 @@ async def _ends(executions: Iterable[Execution]) -> list[ExecEnd | BaseException
 
 async def test_busy_sandbox_delays_its_own_commands_only(native: Native) -> None:
     """The worker must not wait for a launch that is throttled with the sandbox it enters."""
-    busy, other = await native.create(cpu_milli=50, pids=200), await native.create()
+    busy, other = await native.create(cpu_milli=100, pids=200), await native.create()
     spinners = await _spin(native, busy, 60)
     own = [native.start(busy, "true") for _ in range(12)]
     last_of_own = asyncio.ensure_future(_ends(own))
@@ -62,7 +62,7 @@ async def test_deadline_ends_a_launch_that_is_throttled(native: Native) -> None:
 
 async def test_destroy_ends_launches_under_way_and_those_in_line(native: Native) -> None:
     """None may be forgotten, or go on in memory that is used again."""
-    busy, other = await native.create(cpu_milli=50, pids=400), await native.create()
+    busy, other = await native.create(cpu_milli=100, pids=400), await native.create()
     spinners = await _spin(native, busy, 100)
     waiting = [native.start(busy, "true") for _ in range(60)]
 
@@ -80,7 +80,7 @@ async def test_destroy_ends_launches_under_way_and_those_in_line(native: Native)
 
 async def test_start_of_a_command_that_goes_with_its_sandbox_is_told(native: Native) -> None:
     """Whoever waits for a start must not wait for ever: it is told, or that there was none."""
-    busy = await native.create(cpu_milli=50, pids=400)
+    busy = await native.create(cpu_milli=100, pids=400)
     spinners = await _spin(native, busy, 100)
     waiting = [native.start(busy, "true", want_started=True) for _ in range(60)]
     await asyncio.sleep(0.3)
@@ -96,7 +96,7 @@ async def test_start_of_a_command_that_goes_with_its_sandbox_is_told(native: Nat
 
 async def test_kill_all_ends_commands_that_are_still_in_line(native: Native) -> None:
     """Who asks for everything to be killed must not find a command running afterwards."""
-    busy = await native.create(cpu_milli=20, pids=400)
+    busy = await native.create(cpu_milli=100, pids=400)
     spinners = await _spin(native, busy, 60)
     waiting = [native.start(busy, "sleep", "1000") for _ in range(60)]
 
@@ -160,7 +160,7 @@ async def test_end_of_the_connection_leaves_nothing_of_launches_under_way(
 ) -> None:
     """Launches go on beside the worker: what it leaves behind must still come to its end."""
     async with running(native_home) as native:
-        busy = await native.create(cpu_milli=50, pids=400)
+        busy = await native.create(cpu_milli=100, pids=400)
         spinners = await _spin(native, busy, 60)
         waiting = [native.start(busy, "sleep", "1000") for _ in range(40)]
         await native.spawner.stat()

@@ -346,21 +346,6 @@ async def test_commands_that_resist_being_killed_gain_little_processor_time(
     assert 0 < above < 7
 
 
-async def test_limits_per_user_of_the_kernel_are_not_shared(native: Native) -> None:
-    """Of inotify instances root has 128: a sandbox that takes its own leaves the others theirs."""
-    greedy, neighbour = await native.create(), await native.create()
-    holder = native.start(greedy, "probe", "inotify", "1000")
-    assert (await native.spawner.watch(holder, 0, 0)).stdout_total
-
-    asked = native.start(neighbour, "probe", "inotify", "5")
-    assert (await native.spawner.watch(asked, 0, 0)).stdout_total
-
-    for sandbox in (greedy, neighbour):
-        await native.spawner.kill_all(sandbox.sandbox_id)
-    assert (await asked.ended).stdout.data == b"5\n"
-    assert int((await holder.ended).stdout.data or b"") > 5
-
-
 async def test_sandbox_that_kills_every_newcomer_cannot_hurt_the_worker(native: Native) -> None:
     """A helper killed at the wrong moment must not leave a command in the worker's memory."""
     hostile, other = await native.create(pids=100), await native.create()

@@ -337,7 +337,8 @@ async def test_reward_of_a_root_survivor_never_counts_and_is_told(
         assert shared.failure and shared.failure.code == "tampered"
         assert {one.what for one in shared.tamper if one.voided} == {"reward_late"}
     else:
-        assert "sh" in {one.name for one in shared.phases[-1].killed}
+        # A shell that runs a script is named after it until it runs something else.
+        assert {"sh", "solve.sh"} & {one.name for one in shared.phases[-1].killed}
     assert shared.verification and shared.verification.forgeable
     assert (verdict(killed), verdict(separate)) == (0.0, 0.0)
     assert not (killed.tamper or separate.tamper)
