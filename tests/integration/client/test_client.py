@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -313,14 +312,14 @@ async def test_download_cancelled_while_its_file_is_opened_leaves_none(
     """The thread that opens it cannot be stopped; what it makes must not stay."""
     local = tmp_path / "local"
     local.mkdir()
-    opened = asyncio.Event()
+    opened, cancelled = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     real = _transfer._open_beside
 
     def slowly(path: Path) -> object:
         file = real(path)
         loop.call_soon_threadsafe(opened.set)
-        time.sleep(0.2)
+        assert cancelled.wait(20)
         return file
 
     monkeypatch.setattr(_transfer, "_open_beside", slowly)
@@ -329,6 +328,7 @@ async def test_download_cancelled_while_its_file_is_opened_leaves_none(
         download = asyncio.ensure_future(sandbox.files.download("/f", local / "got"))
         await asyncio.wait_for(opened.wait(), 20)
         download.cancel()
+        loop.call_soon(cancelled.set)
         with pytest.raises(asyncio.CancelledError):
             await download
 

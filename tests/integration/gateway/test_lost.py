@@ -186,17 +186,27 @@ def test_cancelled_create_leaves_nothing(service: Service) -> None:
     asyncio.run(cancelled())
 
 
+def _wait_for(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _is_served(url: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(url.removeprefix("unix:").removeprefix("//")) == 0
+
+
 def test_stop_lets_a_command_in_flight_come_to_its_end(tmp_path: Path) -> None:
     """A restart of the service must not look like a failure of the agent's."""
     with serving(tmp_path, "fake") as service:
         client = SandboxClient(url=service.unix)
         sandbox = client.create_sandbox("any")
         results = []
-        running = threading.Thread(
-            target=lambda: results.append(sandbox.exec("sleep 1; echo done"))
-        )
+        command = sandbox.start("sleep 1; echo done")
+        running = threading.Thread(target=lambda: results.append(command.wait()))
         running.start()
-        time.sleep(0.4)
         began = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
         running.join(30)
@@ -215,7 +225,7 @@ def test_second_signal_does_not_wait_and_loses_no_state(tmp_path: Path) -> None:
         client = SandboxClient(url=service.unix)
         client.create_sandbox("any").start("sleep 60")
         service.process.send_signal(signal.SIGTERM)
-        time.sleep(1)
+        _wait_for(lambda: not _is_served(service.unix))
         assert service.process.poll() is None
         service.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
