@@ -92,16 +92,16 @@ def quota(
     disk: Annotated[str | None, typer.Option(help="Of all together: 1TiB.")] = None,
 ) -> None:
     """Set what an owner's live sandboxes may be limited to, together. What is left out is free."""
-    from coldframe.gateway.store import Quota
+    from coldframe.protocol.models import Quota
 
     with _store() as store:
         store.set_quota(
             owner,
             Quota(
-                sandboxes,
-                cpu,
-                None if memory is None else render.parse_size(memory),
-                None if disk is None else render.parse_size(disk),
+                sandboxes=sandboxes,
+                cpu=cpu,
+                memory_bytes=None if memory is None else render.parse_size(memory),
+                disk_bytes=None if disk is None else render.parse_size(disk),
             ),
         )
 

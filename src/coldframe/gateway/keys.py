@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterable
 
 from coldframe.gateway.identity import Identity, Scope
-from coldframe.gateway.store import KeyRecord, Quota, Store
-from coldframe.protocol.errors import InvalidRequestError, NotAuthenticatedError, QuotaError
-from coldframe.protocol.models import SandboxSpec
+from coldframe.gateway.store import KeyRecord, Store
+from coldframe.protocol.errors import InvalidRequestError, NotAuthenticatedError
 
 _KEY = re.compile(r"cf_([0-9a-f]{12})_([0-9a-f]{64})")
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
@@ -75,32 +74,3 @@ def authenticate(store: Store, authorization: str | None) -> Identity:
     scopes = frozenset(Scope(scope) for scope in record.scopes)
     owner = None if Scope.ADMIN in scopes else record.owner
     return Identity(owner, scopes, record.id)
-
-
-class StoredQuotas:
-    """Quotas as the store has them at the moment of each create."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def admit(self, owner: str, spec: SandboxSpec, live: Iterable[SandboxSpec]) -> None:
-        """See `Quotas`."""
-        quota = self._store.quota(owner)
-        if quota == Quota():
-            return
-        specs = [*live, spec]
-        used: dict[str, float] = {
-            "sandboxes": len(specs),
-            "cpu": sum(one.cpu for one in specs),
-            "memory_bytes": sum(one.memory_bytes for one in specs),
-            "disk_bytes": sum(one.disk_bytes or 0 for one in specs),
-        }
-        if quota.disk_bytes is not None and spec.disk_bytes is None:
-            raise QuotaError(f"owner {owner!r} has a quota of disk: say disk_bytes")
-        for name, amount in used.items():
-            allowed = getattr(quota, name)
-            if allowed is not None and amount > allowed:
-                raise QuotaError(
-                    f"owner {owner!r} may have {name}={allowed:g} at once, and would have "
-                    f"{amount:g}; delete sandboxes, or try again later"
-                )

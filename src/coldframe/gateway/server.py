@@ -24,7 +24,6 @@ from coldframe.gateway.app import make_app
 from coldframe.gateway.context import Service
 from coldframe.gateway.express import Express
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
-from coldframe.gateway.keys import StoredQuotas
 from coldframe.gateway.meters import Meters
 from coldframe.gateway.protocol import bounded
 from coldframe.gateway.settings import GatewaySettings
@@ -95,7 +94,7 @@ class Doors:
     def __init__(self, node: Node, store: Store, settings: GatewaySettings | None = None) -> None:
         self._settings = settings or GatewaySettings()
         self._store = store
-        self._service = Service(node, StoredQuotas(store), self._settings)
+        self._service = Service(node, store, self._settings)
         self._app = make_app(self._service)
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from coldframe.protocol.errors import CapabilityError
+from coldframe.protocol.models import Quota
 
 FILE = "gateway.sqlite"
 _BUSY_S = 5.0
+_QUOTA = ("sandboxes", "cpu", "memory_bytes", "disk_bytes")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
     id TEXT PRIMARY KEY,
@@ -48,17 +50,6 @@ class KeyRecord:
     """SHA-256 of its secret part."""
     created_at: float
     revoked_at: float | None = None
-
-
-@dataclass(frozen=True)
-class Quota:
-    """How much of the node an owner's live sandboxes may be limited to, together. None: any."""
-
-    sandboxes: int | None = None
-    cpu: float | None = None
-    memory_bytes: int | None = None
-    disk_bytes: int | None = None
-    """With it, every sandbox of the owner's must say how much it may write."""
 
 
 class Store(Protocol):
@@ -152,7 +143,7 @@ class SqliteStore:
     def quota(self, owner: str) -> Quota:
         """See `Store`."""
         row = self._database.execute("SELECT * FROM quotas WHERE owner = ?", (owner,)).fetchone()
-        return Quota() if row is None else Quota(*row[1:])
+        return Quota() if row is None else Quota(**dict(zip(_QUOTA, row[1:], strict=True)))
 
     def close(self) -> None:
         """See `Store`."""

@@ -7,11 +7,12 @@ belongs to another owner is not found, exactly as what never was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from coldframe.gateway.identity import Identity
 from coldframe.node.node import Node
+from coldframe.node.quotas import OWNER_LABEL
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
@@ -19,20 +20,19 @@ from coldframe.protocol.models import (
     ExecResult,
     OutputChunk,
     ProcessInfo,
+    Quota,
     SandboxInfo,
     SandboxSpec,
     Stream,
 )
 
-OWNER_LABEL = "owner"
 _LONGEST_NAME = 63
 
 
 class Quotas(Protocol):
-    """Says whether an owner may have one more sandbox."""
+    """Says how much an owner may have."""
 
-    def admit(self, owner: str, spec: SandboxSpec, live: Iterable[SandboxSpec]) -> None:
-        """Raise QuotaError unless `spec` fits beside the owner's `live` ones."""
+    def quota(self, owner: str) -> Quota: ...
 
 
 class Tenant:
@@ -76,15 +76,13 @@ class Tenant:
         """Make a sandbox of the caller's within its quota."""
         inner = None if operation_id is None else self.operation(operation_id)
         info = await self.node.create_sandbox(
-            self._inward(spec), operation_id=inner, admit=self._admission(spec)
+            self._inward(spec), operation_id=inner, quota=self._quota()
         )
         return self.outward(info)
 
-    def _admission(self, spec: SandboxSpec) -> Callable[[], None] | None:
+    def _quota(self) -> Quota | None:
         owner = self.identity.owner
-        if owner is None:
-            return None
-        return lambda: self._quotas.admit(owner, spec, self.node.specs({OWNER_LABEL: owner}))
+        return None if owner is None else self._quotas.quota(owner)
 
     def _inward(self, spec: SandboxSpec) -> SandboxSpec:
         owner = self.identity.owner

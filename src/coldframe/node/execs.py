@@ -35,6 +35,7 @@ from coldframe.protocol.models import (
 )
 from coldframe.runtimes.base import RunningExec
 
+_KILLED = 128 + 9
 _SETTLE_S = 5.0
 """How long a runtime may take to report the end of a command whose sandbox has ended."""
 
@@ -130,7 +131,10 @@ class Execs:
         finally:
             if slot is not None:
                 slot.release()
-        return result.model_copy(update={"queued_s": queued_s}) if queued_s else result
+        told: dict[str, object] = {"queued_s": queued_s} if queued_s else {}
+        if sandbox.expired and _was_killed(result):
+            told["reason"] = Reason.SANDBOX_GONE
+        return result.model_copy(update=told) if told else result
 
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
@@ -273,6 +277,11 @@ class Execs:
         self._outputs.drop(operation)
         if operation.running is not None:
             await operation.running.forget()
+
+
+def _was_killed(result: ExecResult) -> bool:
+    """Whether a command, or what its shell waited for, was killed."""
+    return result.reason is Reason.SIGNAL or result.exit_code == _KILLED
 
 
 async def _what_is_there(running: RunningExec, stream: Stream, window: int) -> Output:

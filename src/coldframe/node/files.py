@@ -16,22 +16,26 @@ class GuardedFiles:
         self._sandbox = sandbox
 
     @property
+    def _readable(self) -> FileAccess:
+        return self._sandbox.require_readable().files
+
+    @property
     def _files(self) -> FileAccess:
         return self._sandbox.require_ready().files
 
     async def stat(self, path: str | bytes, *, follow: bool = True) -> FileStat:
         """See `FileAccess.stat`."""
-        return await self._files.stat(path, follow=follow)
+        return await self._readable.stat(path, follow=follow)
 
     async def list(self, path: str | bytes) -> tuple[FileEntry, ...]:
         """See `FileAccess.list`."""
-        return await self._files.list(path)
+        return await self._readable.list(path)
 
     def read(
         self, path: str | bytes, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]:
         """See `FileAccess.read`."""
-        return self._files.read(path, offset=offset, length=length)
+        return self._readable.read(path, offset=offset, length=length)
 
     async def write(
         self,
@@ -75,7 +79,7 @@ class GuardedFiles:
 
     def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
         """See `FileAccess.tar_down`."""
-        return self._files.tar_down(path)
+        return self._readable.tar_down(path)
 
     async def tar_up(
         self,

@@ -56,6 +56,7 @@ class Sandbox:
     ended_at: float | None = None
     expires_at: float | None = None
     expired: bool = False
+    kept_until: float | None = None
     reason: str | None = None
     handle: SandboxHandle | None = None
     queued_s: float = 0.0
@@ -94,6 +95,7 @@ class Sandbox:
             ended_at=self.ended_at,
             expires_at=self.expires_at,
             expired=self.expired,
+            kept_until=self.kept_until,
             queued_s=self.queued_s,
             reason=self.reason,
         )
@@ -158,6 +160,16 @@ class Sandbox:
         self.require_version(expected_version)
         assert self.handle is not None
         return self.handle
+
+    def require_readable(self) -> SandboxHandle:
+        """Return the handle for looking at what is there, which a kept sandbox still allows.
+
+        Raises:
+            SandboxStateError, SandboxGoneError: there is nothing to look at.
+        """
+        if self.kept_until is not None and self.handle is not None and self.ending is None:
+            return self.handle
+        return self.require_ready()
 
     def require_version(self, expected: int | None) -> None:
         """Refuse when the sandbox has moved on.

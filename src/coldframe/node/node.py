@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 import warnings
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from coldframe.node.files import GuardedFiles
 from coldframe.node.home import NodeHome
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
+from coldframe.node.quotas import OWNER_LABEL, require_room
 from coldframe.node.sandboxes import CloseReport, Load, Sandboxes
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
@@ -46,6 +47,7 @@ from coldframe.protocol.models import (
     Ledger,
     OutputChunk,
     ProcessInfo,
+    Quota,
     SandboxInfo,
     SandboxSpec,
     SandboxState,
@@ -176,38 +178,41 @@ class Node:
         spec: SandboxSpec,
         *,
         operation_id: str | None = None,
-        admit: Callable[[], None] | None = None,
+        quota: Quota | None = None,
     ) -> SandboxInfo:
         """Make a sandbox; return once it is ready.
 
         With an operation id the create goes on when the caller is cancelled, and asking again
         gives its answer. Without one nobody could ask, so it is undone. The label `owner` names
-        whose turn it takes in the queue. `admit` is called in the moment before a new sandbox is
-        recorded; what it raises refuses that one, and no answer that is there already.
+        whose turn it takes in the queue, and whose live sandboxes count for `quota`. Which is
+        looked at in the moment before a new sandbox is recorded, so that it is exact however many
+        ask at once; it refuses no answer that is there already.
 
         Raises:
-            ImageNotFoundError, NameInUseError, CapacityError: refused; nothing was begun.
+            ImageNotFoundError, NameInUseError, CapacityError, QuotaError: refused; nothing was
+                begun.
             CreateError, InvalidRequestError, CapabilityError, StorageFullError: it failed and
                 nothing of it is left.
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
         self._require_open()
         if operation_id is None:
-            sandbox = self._begin(spec, admit)
+            sandbox = self._begin(spec, quota)
             return await self._sandboxes.made_or_undone(sandbox)
         known = self._operations.find_create(check_operation_id(operation_id), spec)
         if known is None:
-            sandbox = self._begin(spec, admit)
+            sandbox = self._begin(spec, quota)
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
             self._operations.add(known)
             sandbox.creating.then(partial(self._operations.settle, known))
         return await known.ended
 
-    def _begin(self, spec: SandboxSpec, admit: Callable[[], None] | None) -> Sandbox:
+    def _begin(self, spec: SandboxSpec, quota: Quota | None) -> Sandbox:
         image = self.images.resolve(spec.image)
-        if admit is not None:
-            admit()
+        if quota is not None and quota != Quota():
+            owner = spec.labels.get(OWNER_LABEL, "")
+            require_room(quota, owner, spec, self.specs({OWNER_LABEL: owner}))
         return self._sandboxes.begin(spec, image)
 
     async def get(self, id_or_name: str) -> SandboxInfo:
@@ -395,12 +400,12 @@ class Node:
         self, id_or_name: str, cursor: int = 0, limit: int = 1000
     ) -> EgressEvents:
         """Return decisions about the network from a cursor on (0: the first), at most `limit`."""
-        return self._find(id_or_name).require_ready().egress_events(cursor, limit)
+        return self._find(id_or_name).require_readable().egress_events(cursor, limit)
 
     async def fingerprint(self, id_or_name: str) -> Fingerprint:
         """Return digests of the sandbox's state; see `fingerprints.EXCLUDED` for what is not."""
         sandbox = self._find(id_or_name)
-        return await fingerprints.take(sandbox, sandbox.require_ready())
+        return await fingerprints.take(sandbox, sandbox.require_readable())
 
     # --- the node ---------------------------------------------------------------------
 

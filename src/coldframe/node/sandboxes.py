@@ -40,6 +40,7 @@ from coldframe.protocol.models import (
 from coldframe.runtimes.base import Gone, OffersIds, Runtime, SandboxHandle
 
 T = TypeVar("T")
+_RUNNING = frozenset({SandboxState.READY, SandboxState.PAUSED})
 _NEVER_REFUSE = 1 << 62
 _EXPIRY_RETRY_S = 5.0
 END_PATIENCE_S = 30.0
@@ -196,6 +197,7 @@ class Sandboxes:
             raise NameInUseError(f"the name {spec.name!r} belongs to a live sandbox")
         full = self._full()
         if full is not None:
+            self._let_go_of_one_kept()
             raise full
         sandbox = Sandbox(
             id=self._offer_id() or new_sandbox_id(self._node_id),
@@ -332,7 +334,12 @@ class Sandboxes:
             self._destroys.release()
 
     def _on_gone(self, sandbox: Sandbox, gone: asyncio.Future[Gone]) -> None:
-        if gone.cancelled() or sandbox.state not in {SandboxState.READY, SandboxState.PAUSED}:
+        if gone.cancelled():
+            return
+        if sandbox.kept_until is not None:
+            self._expire(sandbox)  # what could be read is gone
+            return
+        if sandbox.state not in _RUNNING:
             return
         self._cleaning[sandbox.id] = sandbox
         self._disarm(sandbox)
@@ -401,11 +408,35 @@ class Sandboxes:
 
     async def _end_expired(self, sandbox: Sandbox) -> None:
         try:
-            await self.end(sandbox, expired=True)
+            if self._settings.quarantine_s > 0 and sandbox.state in _RUNNING:
+                await self._keep(sandbox)
+            else:
+                await self.end(sandbox, expired=True)
         except ColdframeError as error:
             self._faults.append(str(error))
+            self._disarm(sandbox)
             loop = asyncio.get_running_loop()
             sandbox.lease = loop.call_later(_EXPIRY_RETRY_S, self._expire, sandbox)
+
+    async def _keep(self, sandbox: Sandbox) -> None:
+        """Stop what runs in a sandbox whose lease ended, and let it be read for a while."""
+        window_s, handle = self._settings.quarantine_s, sandbox.handle
+        assert handle is not None
+        sandbox.expired = True
+        sandbox.kept_until = time.time() + window_s
+        sandbox.move(
+            SandboxState.TERMINATING, f"its lease ended; it can be read for {window_s:g} s"
+        )
+        self._execs.refuse_waiting(sandbox)
+        loop = asyncio.get_running_loop()
+        sandbox.lease = loop.call_later(window_s, self._expire, sandbox)
+        await handle.kill_processes(None)
+
+    def _let_go_of_one_kept(self) -> None:
+        """Those that are only there to be read make room, the oldest first."""
+        kept = [s for s in self._live.values() if s.kept_until is not None and s.ending is None]
+        if kept:
+            self._expire(min(kept, key=lambda sandbox: sandbox.kept_until or 0.0))
 
     # --- the end of all ---------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class NodeSettings:
 
     An id that is older than this many others is no longer known and would run again.
     """
+    quarantine_s: float = 300.0
+    """COLDFRAME_QUARANTINE_S: how long a sandbox can still be read after its lease ended; 0: not.
+
+    Its commands are killed when the lease ends, and no more are taken.
+    """
     ended_count: int = 20_000
     """COLDFRAME_ENDED_COUNT: sandboxes that ended whose record can still be had."""
 
@@ -96,6 +101,7 @@ class NodeSettings:
                 source, "SANDBOX_SPOOL_BYTES", default.sandbox_spool_bytes
             ),
             expired_ids=_integer(source, "EXPIRED_IDS", default.expired_ids),
+            quarantine_s=_seconds(source, "QUARANTINE_S", default.quarantine_s, least=0.0),
             ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
         )
 
@@ -109,7 +115,9 @@ def _integer(source: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _seconds(source: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(
+    source: Mapping[str, str], name: str, default: float, least: float | None = None
+) -> float:
     text = source.get(f"COLDFRAME_{name}")
     if not text:
         return default
@@ -117,6 +125,7 @@ def _seconds(source: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidRequestError(f"COLDFRAME_{name}={text!r} is not a number of seconds above 0")
+    if not (math.isfinite(value) and (value > 0 if least is None else value >= least)):
+        bound = "above 0" if least is None else f"of at least {least:g}"
+        raise InvalidRequestError(f"COLDFRAME_{name}={text!r} is not a number of seconds {bound}")
     return value

@@ -72,6 +72,16 @@ class SandboxSpec(_Model):
     """What it may reach; the default: nothing but itself."""
 
 
+class Quota(_Model):
+    """How much of a node an owner's live sandboxes may be limited to, together. None: any."""
+
+    sandboxes: Whole | None = Field(default=None, ge=0)
+    cpu: Number | None = Field(default=None, ge=0)
+    memory_bytes: Whole | None = Field(default=None, ge=0)
+    disk_bytes: Whole | None = Field(default=None, ge=0)
+    """With it, every sandbox of the owner's must say how much it may write."""
+
+
 class ImageHealthcheck(_Model):
     """How an image says to ask whether what it starts is well. Times in seconds."""
 
@@ -112,7 +122,9 @@ class SandboxInfo(_Model):
     ended_at: float | None = None
     expires_at: float | None = None
     expired: bool = False
-    """Deleted because its lease ended."""
+    """Its lease ended: deleted, or kept until `kept_until`."""
+    kept_until: float | None = None
+    """Its lease ended, and until then what it holds can be read; it runs nothing."""
     queued_s: float = 0.0
     """How long its create waited on the node for its turn."""
     reason: str | None = None

@@ -17,7 +17,7 @@ from coldframe.protocol.models import SandboxSpec
 @pytest.fixture
 async def native_node(tmp_path: Path, image_store: ImageStore) -> AsyncIterator[Node]:
     """A node of a home of its own; at its end the ledger balances and nothing is left."""
-    node = Node(NodeSettings(home=tmp_path), images=image_store)
+    node = Node(NodeSettings(home=tmp_path, quarantine_s=0.3), images=image_store)
     await node.start()
     try:
         yield node

@@ -68,7 +68,7 @@ async def make_node(tmp_path: Path) -> AsyncIterator[NodeMaker]:
     async with AsyncExitStack() as stack:
 
         async def make(runtime: FakeRuntime | None = None, **settings: object) -> Node:
-            chosen = NodeSettings(home=tmp_path / "home", runtime="fake")
+            chosen = NodeSettings(home=tmp_path / "home", runtime="fake", quarantine_s=0)
             node = Node(dataclasses.replace(chosen, **settings), runtime=runtime)
             return await stack.enter_async_context(node)
 

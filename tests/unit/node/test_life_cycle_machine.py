@@ -42,6 +42,7 @@ from coldframe.protocol.models import (
 from coldframe.runtimes.fake import FakeRuntime
 
 _MAX = 4
+_KEPT_S = 3600.0
 _ENDINGS = {Reason.EXIT, Reason.SANDBOX_GONE, Reason.SIGNAL}
 
 
@@ -80,7 +81,9 @@ class LifeCycle(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.node = Node(
-            NodeSettings(home=Path(self.home.name), runtime="fake", max_sandboxes=_MAX)
+            NodeSettings(
+                home=Path(self.home.name), runtime="fake", max_sandboxes=_MAX, quarantine_s=_KEPT_S
+            )
         )
         self.run(self.node.start())
 
@@ -167,9 +170,15 @@ class LifeCycle(RuleBasedStateMachine):
         except (SandboxGoneError, SandboxStateError):
             return
         if ttl_s == 0.001:
-            self.run(self.ended(sandbox))
+            self.run(self.lapsed(sandbox))
             info = self.run(self.node.get(sandbox))
-            assert (info.state, info.expired) == (SandboxState.DELETED, True)
+            assert (info.state, info.expired) == (SandboxState.TERMINATING, True)
+            assert self.run(self.node.files(sandbox).list("/"))
+
+    async def lapsed(self, sandbox: str) -> None:
+        """Wait until a lease has ended, and what ran was killed."""
+        while (await self.node.get(sandbox)).kept_until is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
     async def ended(self, sandbox: str) -> None:
         """Wait until a lease has done its work."""
@@ -184,7 +193,9 @@ class LifeCycle(RuleBasedStateMachine):
         if handle is not None:
             handle.die("oom")
             self.run(self.ended(sandbox))
-            assert self.run(self.node.get(sandbox)).state is SandboxState.LOST
+            info = self.run(self.node.get(sandbox))
+            kept = info.kept_until is not None
+            assert info.state is (SandboxState.DELETED if kept else SandboxState.LOST)
 
     @rule(sandbox=consumes(sandboxes), at_once=st.booleans(), stale=st.booleans())
     def delete(self, sandbox: str, at_once: bool, stale: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -17,11 +17,19 @@ from coldframe.protocol.errors import (
     CreateError,
     InvalidRequestError,
     NameInUseError,
+    QuotaError,
     SandboxGoneError,
     SandboxNotFoundError,
     SandboxStateError,
 )
-from coldframe.protocol.models import ExecRequest, Reason, SandboxInfo, SandboxSpec, SandboxState
+from coldframe.protocol.models import (
+    ExecRequest,
+    Quota,
+    Reason,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+)
 from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
 from tests.unit.node.conftest import SPEC, HeldRuntime, NodeMaker
 
@@ -346,6 +354,90 @@ async def test_lease_that_is_renewed_lasts(node: Node) -> None:
     assert (await node.get(short.id)).state is SandboxState.READY
 
     assert (await node.renew(short.id, None)).expires_at is None
+
+
+async def test_sandbox_whose_lease_ended_can_be_read_until_its_window_ends(
+    make_node: NodeMaker,
+) -> None:
+    """Whoever lost its client finds out why: files and output are there, and nothing runs on."""
+    node = await make_node(quarantine_s=1.0)
+    info = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.3))
+    command = "echo seen > note; echo said; sleep 60"
+    running = await node.start_exec(info.id, ExecRequest(command=command, operation_id="op"))
+    assert running == "op"
+
+    result = await node.wait_exec("op")
+    kept = await node.get(info.id)
+
+    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"said\n")
+    assert (kept.state, kept.expired) == (SandboxState.TERMINATING, True)
+    assert kept.kept_until == pytest.approx(time.time() + 1.0, abs=0.9)
+    assert "lease ended" in (kept.reason or "")
+    files = node.files(info.id)
+    assert b"".join([piece async for piece in files.read("/note")]) == b"seen\n"
+    assert (await node.read_output("op", "stdout")).data == b"said\n"
+    assert await node.exec(info.id, ExecRequest(command=command, operation_id="op")) == result
+    for refused in (
+        node.exec(info.id, TRUE),
+        node.renew(info.id, 60),
+        files.write("/note", _nothing()),
+        files.remove("/note"),
+    ):
+        with pytest.raises(SandboxStateError, match="lease ended"):
+            await refused
+    assert (await node.ledger()).live == 1
+
+    last = await ended(node, info.id)
+
+    assert (last.state, last.expired) == (SandboxState.DELETED, True)
+    ledger = await node.ledger()
+    assert (ledger.expired, ledger.live, ledger.leaked) == (1, 0, 0)
+    with pytest.raises(SandboxGoneError):
+        await files.list("/")
+
+
+async def test_kept_sandbox_is_deleted_at_once_and_makes_room_when_the_node_is_full(
+    make_node: NodeMaker,
+) -> None:
+    """Diagnosis must be in nobody's way."""
+    node = await make_node(quarantine_s=3600.0, max_sandboxes=2)
+    first = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))
+    await until(lambda: _is(node, first.id, SandboxState.TERMINATING))
+    second = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))
+    await until(lambda: _is(node, second.id, SandboxState.TERMINATING))
+
+    with pytest.raises(CapacityError):
+        await node.create_sandbox(SPEC)
+    await ended(node, first.id)
+    await node.create_sandbox(SPEC)
+    assert (await node.get(second.id)).state is SandboxState.TERMINATING
+    assert (await node.delete(second.id)).state is SandboxState.DELETED
+    assert (await node.ledger()).expired == 2
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    yield b""
+
+
+async def test_quota_is_exact_when_many_ask_at_once(node: Node) -> None:
+    """Never one over it, and no place is lost to what failed, ended or was refused."""
+    quota = Quota(sandboxes=5, cpu=0.3)
+    spec = SandboxSpec(image="any", cpu=0.1, labels={"owner": "ada"})
+
+    async def burst() -> list[str]:
+        asked = (node.create_sandbox(spec, quota=quota) for _ in range(50))
+        got = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one for one in got if isinstance(one, BaseException)]
+        assert all(isinstance(one, QuotaError) for one in refused)
+        return [one.id for one in got if not isinstance(one, BaseException)]
+
+    for _ in range(3):
+        made = await burst()
+        assert len(made) == 3
+        await asyncio.gather(*(node.delete(one) for one in made))
+    await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": "bob"}}), quota=Quota())
+    with pytest.raises(InvalidRequestError, match="disk_bytes"):
+        await node.create_sandbox(spec, quota=Quota(disk_bytes=1 << 30))
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf"), 1e12])

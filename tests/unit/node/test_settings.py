@@ -36,13 +36,14 @@ def test_settings_read_every_variable() -> None:
         "COLDFRAME_SPOOL_BYTES": "13",
         "COLDFRAME_SANDBOX_SPOOL_BYTES": "14",
         "COLDFRAME_EXPIRED_IDS": "15",
+        "COLDFRAME_QUARANTINE_S": "0",
         "COLDFRAME_ENDED_COUNT": "16",
     }
 
     settings = NodeSettings.from_environment(environment)
 
     assert settings == NodeSettings(
-        Path("/h"), "fake", "tmpfs", 3, 5, 6, 7, 0.5, 8, 9, 1.5, 10, 11, 12, 13, 14, 15, 16
+        Path("/h"), "fake", "tmpfs", 3, 5, 6, 7, 0.5, 8, 9, 1.5, 10, 11, 12, 13, 14, 15, 0.0, 16
     )
 
 
@@ -55,6 +56,7 @@ def test_settings_read_every_variable() -> None:
         ("COLDFRAME_RESULT_TTL_S", "nan"),
         ("COLDFRAME_EXEC_HOLD_S", "0"),
         ("COLDFRAME_EXEC_HOLD_S", "soon"),
+        ("COLDFRAME_QUARANTINE_S", "-1"),
     ],
 )
 def test_settings_with_bad_value_name_the_variable(name: str, value: str) -> None:
