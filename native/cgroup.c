@@ -300,19 +300,20 @@ int cgroup_remove(struct sandbox *sandbox)
 	return error;
 }
 
-int cgroup_enter_v1(const struct sandbox *sandbox)
+int cgroup_open_v1(const struct sandbox *sandbox, int tasks[V1_MAX])
 {
-	const int v1[] = {bases->memory, bases->cpu, bases->pids};
+	const int v1[V1_MAX] = {bases->memory, bases->cpu, bases->pids};
 	char path[ID_MAX + 16];
 	size_t len = strlen(sandbox->id);
 
 	memcpy(path, sandbox->id, len);
 	memcpy(path + len, "/tasks", sizeof("/tasks"));
-	for (size_t i = 0; i < ARRAY_LEN(v1); i++) {
-		int error = v1[i] < 0 ? 0 : write_file_at(v1[i], path, "0");
-
-		if (error)
-			return error;
+	for (size_t i = 0; i < V1_MAX; i++) {
+		if (v1[i] < 0)
+			continue;
+		tasks[i] = openat(v1[i], path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+		if (tasks[i] < 0)
+			return -errno;
 	}
 	return 0;
 }

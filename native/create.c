@@ -80,7 +80,7 @@ static int tell_config(const struct sandbox *sandbox, const struct create_spec *
 /* --- its birth ----------------------------------------------------------------------- */
 
 struct first_process {
-	const struct sandbox *sandbox;
+	int tasks[V1_MAX];
 	int error;
 	const char *stage;
 };
@@ -114,13 +114,16 @@ NEVER_RETURNS static int first_process(void *context)
 	char *const env[] = {NULL};
 
 	first->stage = "enter cgroups";
-	first->error = cgroup_enter_v1(first->sandbox);
-	if (first->error)
-		return 1;
+	for (size_t i = 0; i < V1_MAX; i++)
+		if (first->tasks[i] >= 0 && write(first->tasks[i], "0", 1) < 0) {
+			first->error = -errno;
+			return 1;
+		}
 	first->stage = "descriptors";
-	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 ||
+	/* Something has to lie at 0 to 2, and stay there: see init_main. 1 is /dev/null. */
+	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 || dup2(1, 0) < 0 || dup2(1, 2) < 0 ||
 	    dup2(SLOT_CHANNEL, INIT_CHANNEL) < 0 || dup3(SLOT_PROGRAM, 4, O_CLOEXEC) < 0 ||
-	    sys_close_range(5, ~0u, 0) < 0 || sys_close_range(0, 2, 0) < 0) {
+	    sys_close_range(5, ~0u, 0) < 0) {
 		first->error = -errno;
 		return 1;
 	}
@@ -134,9 +137,26 @@ NEVER_RETURNS static int first_process(void *context)
 	return 1;
 }
 
+/*
+ * What a user namespace takes of limits per user (inotify instances: 128) counts for its owner too.
+ * Were that root, one sandbox could use up what the host and all others have: its own root is it.
+ */
+static long clone_owned(uint32_t owner, struct clone_args *args, struct first_process *first)
+{
+	long pid = -EAGAIN;
+
+	/* Capabilities stay, see settle(). */
+	if (syscall(SYS_setresuid, owner, owner, owner) == 0)
+		pid = clone_onto_stack(args, first_process, first);
+	if (syscall(SYS_setresuid, 0, 0, 0) < 0)
+		fatal("become root again");
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	return pid;
+}
+
 static int clone_first(struct sandbox *sandbox, int their_end, const char **stage)
 {
-	struct first_process first = {.sandbox = sandbox};
+	struct first_process first = {.tasks = {-1, -1, -1}};
 	auto_close int cgroup = cgroup_open_init(sandbox);
 	struct clone_args args = {
 		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PIDFD | CLONE_CGROUP |
@@ -153,7 +173,11 @@ static int clone_first(struct sandbox *sandbox, int their_end, const char **stag
 		return cgroup;
 	if (slot_put(their_end, SLOT_CHANNEL) < 0 || slot_put(worker.program, SLOT_PROGRAM) < 0)
 		return -errno;
-	pid = clone_onto_stack(&args, first_process, &first);
+	pid = cgroup_open_v1(sandbox, first.tasks);
+	if (!pid)
+		pid = clone_owned(sandbox->id_base, &args, &first);
+	for (size_t i = 0; i < V1_MAX; i++)
+		close_quietly(&first.tasks[i]);
 	slot_clear(SLOT_CHANNEL);
 	slot_clear(SLOT_PROGRAM);
 	if (pid < 0)

@@ -66,6 +66,7 @@ const char *const init_steps[] = {
 };
 const size_t init_step_count = STEP_COUNT;
 
+static struct init_order order;
 static struct init_config config;
 
 /*
@@ -82,8 +83,8 @@ static void report(const struct report *message)
 		;
 }
 
-/* Receive one message of `len` bytes, and a descriptor with it if `fd` is given; or end. */
-static void receive(void *buf, size_t len, int *fd)
+/* Receive one message of `len` bytes, and a descriptor with it if `fd` is given. */
+static int receive(void *buf, size_t len, int *fd)
 {
 	union {
 		struct cmsghdr align;
@@ -96,16 +97,23 @@ static void receive(void *buf, size_t len, int *fd)
 		.msg_control = &control,
 		.msg_controllen = sizeof(control),
 	};
-	ssize_t got = recvmsg(INIT_CHANNEL, &message, MSG_CMSG_CLOEXEC);
-	struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	struct cmsghdr *header;
+	ssize_t got;
 
+	do
+		got = recvmsg(INIT_CHANNEL, &message, MSG_CMSG_CLOEXEC);
+	while (got < 0 && errno == EINTR);
+	if (got < 0)
+		return -errno;
 	if (got != (ssize_t)len)
-		_exit(1);
+		return got ? -EPROTO : -ECONNRESET;
 	if (!fd)
-		return;
+		return 0;
+	header = CMSG_FIRSTHDR(&message);
 	if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
-		_exit(1);
+		return -EBADF;
 	memcpy(fd, CMSG_DATA(header), sizeof(int));
+	return 0;
 }
 
 static int loopback_up(void)
@@ -336,36 +344,45 @@ static void fail(enum step step, int error)
 	_exit(1);
 }
 
-static void set_up(void)
+/* Wait for what the worker has to have done, or to tell, before a step. */
+static int await_worker(enum step step, int *mount)
 {
 	struct report prepared = {.kind = REPORT_PREPARED};
-	struct init_order order;
-	const char *inject = order.inject;
-	int mount = -1;
 	char go;
 
-	receive(&order, sizeof(order), NULL);
-	for (enum step step = 0; step < STEP_COUNT; step++) {
-		int error;
+	switch (step) {
+	case STEP_NAMESPACE:
+		return receive(&order, sizeof(order), NULL);
+	/* What needs no ids is done while the worker maps them, */
+	case STEP_IDENTITY:
+		return receive(&go, 1, mount);
+	/* what needs no configuration before it is asked for, */
+	case STEP_HOSTNAME:
+		if (order.ahead)
+			report(&prepared);
+		return receive(&config, sizeof(config), NULL);
+	/* and what needs no root while it is made. */
+	case STEP_ROOT:
+		close_quietly(mount);
+		return receive(&go, 1, mount);
+	default:
+		return 0;
+	}
+}
 
-		/* What needs no ids is done while the worker maps them, */
-		if (step == STEP_IDENTITY)
-			receive(&go, 1, &mount);
-		/* what needs no configuration before it is asked for, */
-		if (step == STEP_HOSTNAME) {
-			if (order.ahead)
-				report(&prepared);
-			receive(&config, sizeof(config), NULL);
+static void set_up(void)
+{
+	int mount = -1;
+
+	for (enum step step = 0; step < STEP_COUNT; step++) {
+		int error = await_worker(step, &mount);
+		const char *inject = step < STEP_HOSTNAME ? order.inject : config.inject;
+
+		if (step == STEP_HOSTNAME)
 			prctl(PR_SET_NAME, INIT_NAME, 0, 0, 0);
-			inject = config.inject;
-		}
-		/* and what needs no root while it is made. */
-		if (step == STEP_ROOT) {
-			close_quietly(&mount);
-			receive(&go, 1, &mount);
-		}
-		error = strcmp(inject, init_steps[step]) == 0 ? -EIO : run_step(step, mount);
-		if (error < 0)
+		if (!error)
+			error = strcmp(inject, init_steps[step]) == 0 ? -EIO : run_step(step, mount);
+		if (error)
 			fail(step, error);
 	}
 }
@@ -398,6 +415,12 @@ _Noreturn void init_main(void)
 	struct report ready = {.kind = REPORT_READY};
 	sigset_t all, child;
 
+	/*
+	 * While execve told us who we are, our ids were being mapped: user and effective user may look
+	 * like two, and a libc that takes us for setuid then opens /dev/null where one of these is
+	 * closed, or crashes for want of it.
+	 */
+	sys_close_range(0, 2, 0);
 	prctl(PR_SET_NAME, BLANK_NAME, 0, 0, 0);
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);

@@ -355,7 +355,7 @@ static void handle_socket(struct request *r)
 		error = fd < 0 ? errno : 0;
 		/* Only a full kernel memory can refuse this; nothing more may happen in there. */
 		if (setns(worker.home_network, CLONE_NEWNET) < 0)
-			abort();
+			fatal("leave a sandbox's network");
 	}
 	if (error) {
 		answer_error(r->frame->request, error, "socket", "");
@@ -621,7 +621,7 @@ static void handle_measure(struct request *r)
 	error = rootfs_at_home(true);
 	error = error ? error : launch_measure(path, durations, count);
 	if (rootfs_at_home(false) < 0)
-		abort();
+		fatal("leave the host's mounts");
 	if (error) {
 		answer_error(r->frame->request, -error, "measure", "");
 		return;

@@ -120,7 +120,7 @@ static int clone_upper(int upper)
 	if (tree < 0)
 		error = -errno;
 	if (rootfs_at_home(false) < 0)
-		abort(); /* we would go on in the host's mounts */
+		fatal("leave the host's mounts");
 	return error ? error : tree;
 }
 

@@ -89,10 +89,23 @@ static void answer_kill(struct sandbox *sandbox)
 	timer_cancel(&sandbox->timer);
 }
 
+static void answer_failed(const struct sandbox *sandbox)
+{
+	int status = sandbox->exit_status;
+	char message[48] = "";
+
+	/* Pid 1 told nothing itself. */
+	if (sandbox->fault == ECHILD)
+		snprintf(message, sizeof(message), "it ended by %s %d",
+			 WIFSIGNALED(status) ? "signal" : "exit code",
+			 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+	answer_error(sandbox->create_request, sandbox->fault, sandbox->fault_stage, message);
+}
+
 static void finish(struct sandbox *sandbox, int error)
 {
 	if (sandbox->create_request) {
-		answer_error(sandbox->create_request, sandbox->fault, sandbox->fault_stage, "");
+		answer_failed(sandbox);
 		sandbox->create_request = 0;
 		forget(sandbox);
 		return;

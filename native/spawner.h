@@ -36,6 +36,7 @@ enum slot {
 #define GROUPS_MAX 256u
 #define WATCHERS_MAX 8u
 #define KILLERS_MAX 8u
+#define V1_MAX 3u
 #define ID_MAX 64u
 #define INLINE_MAX (1u << 20)
 #define SPOOL_MIN 8192u
@@ -277,8 +278,8 @@ void cgroup_slow_down(struct sandbox *sandbox);
 int cgroup_open_init(struct sandbox *sandbox);
 /* 0 when nothing is left, -EBUSY while something is. */
 int cgroup_remove(struct sandbox *sandbox);
-/* Called by pid 1 to be on itself, while we wait. */
-int cgroup_enter_v1(const struct sandbox *sandbox);
+/* Where pid 1 to be enters by writing "0": a file that root opened lets anybody. -1: not there. */
+int cgroup_open_v1(const struct sandbox *sandbox, int tasks[V1_MAX]);
 /* What the limit of processes counts: threads, and the dead that nobody waited for; 0: unknown. */
 uint64_t cgroup_tasks(const struct sandbox *sandbox);
 uint64_t cgroup_ooms(const struct sandbox *sandbox);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -13,6 +14,12 @@ uint64_t clock_ns(int clock)
 
 	clock_gettime(clock, &now);
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+_Noreturn void fatal(const char *what)
+{
+	dprintf(2, "coldframe-native: cannot %s: %s\n", what, strerror(errno));
+	abort();
 }
 
 int write_file_at(int dir, const char *path, const char *text)

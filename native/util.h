@@ -24,6 +24,9 @@ static inline void close_quietly(int *fd)
 
 uint64_t clock_ns(int clock);
 
+/* Say on standard error what failed, with errno, and abort: nothing could go on safely. */
+_Noreturn void fatal(const char *what);
+
 /* Write a whole (small) string to an existing file below `dir`. Returns 0 or -errno. */
 int write_file_at(int dir, const char *path, const char *text);
 

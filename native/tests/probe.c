@@ -9,16 +9,19 @@
  *   calls          make system calls that must be refused; print "NAME errno" for each
  *   rlimits        print the limits
  *   deep N         make N nested directories below the current one
+ *   keep KIND N    keep up to N of a kind open (see kinds) and print how many those are
  */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <mqueue.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -162,6 +165,7 @@ static int calls(void)
 	say("perf", syscall(SYS_perf_event_open, buf, 0, -1, -1, 0));
 	say("userfaultfd", syscall(SYS_userfaultfd, 0));
 	say("io_uring", syscall(SYS_io_uring_setup, 1, buf));
+	say("aio", syscall(SYS_io_setup, 1, buf));
 	say("keyctl", syscall(SYS_keyctl, 0, 0));
 	say("add_key", syscall(SYS_add_key, "user", "x", "y", 1, -3));
 	say("kexec", syscall(SYS_kexec_load, 0, 0, NULL, 0));
@@ -206,13 +210,43 @@ static int deep(long count)
 	return 0;
 }
 
-/* Keep up to `count` terminals open, and say how many those are. */
-static int terminals(long count)
+static int open_terminal(long number)
+{
+	(void)number;
+	return open("/dev/ptmx", O_RDWR | O_NOCTTY);
+}
+
+static int open_inotify(long number)
+{
+	(void)number;
+	return inotify_init();
+}
+
+static int open_queue(long number)
+{
+	char name[16];
+
+	snprintf(name, sizeof(name), "/q%ld", number);
+	return mq_open(name, O_RDWR | O_CREAT, 0600, NULL);
+}
+
+static const struct {
+	const char *name;
+	int (*open_one)(long number);
+} kinds[] = {
+	{"terminals", open_terminal},
+	{"inotify", open_inotify},
+	{"queues", open_queue},
+};
+
+static int keep(const char *kind, long count)
 {
 	long got = 0;
 
-	while (got < count && open("/dev/ptmx", O_RDWR | O_NOCTTY) >= 0)
-		got++;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		if (strcmp(kind, kinds[i].name) == 0)
+			while (got < count && kinds[i].open_one(got) >= 0)
+				got++;
 	printf("%ld\n", got);
 	fflush(stdout);
 	pause();
@@ -240,7 +274,7 @@ int main(int argc, char **argv)
 		return rlimits();
 	if (strcmp(verb, "deep") == 0)
 		return deep(atol(value));
-	if (strcmp(verb, "terminals") == 0)
-		return terminals(atol(value));
+	if (strcmp(verb, "keep") == 0 && argc > 3)
+		return keep(value, atol(argv[3]));
 	return 2;
 }

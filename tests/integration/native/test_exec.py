@@ -445,7 +445,7 @@ async def test_pty_is_a_controlling_terminal_of_the_given_size(native: Native) -
 async def test_sandbox_takes_no_terminals_from_its_neighbours(native: Native) -> None:
     """The machine has some 3,000 for all sandboxes: one that opens all it can gets 128."""
     greedy, neighbour = await native.create(), await native.create()
-    holder = native.start(greedy, "probe", "terminals", "1000")
+    holder = native.start(greedy, "probe", "keep", "terminals", "1000")
     while not (await native.spawner.watch(holder, 0, 0)).stdout_total:
         pass
 

@@ -13,6 +13,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from coldframe.host.spawner import SpawnerFault
 from coldframe.host.wire import Scope
 from tests.fixtures.native import Native
@@ -154,7 +156,7 @@ async def test_calls_that_attack_the_kernel_are_refused(native: Native) -> None:
     attacks = ["bpf", "perf", "userfaultfd", "io_uring", "keyctl", "add_key", "handle", "ambient"]
     machine = ["kexec", "init_module", "swapon", "reboot", "personality"]
     refused = [*namespaces, *mounts, *attacks, *machine]
-    absent = ["clone3", "beyond", "x32"]
+    absent = ["clone3", "aio", "beyond", "x32"]
     families = ["vsock", "alg", "packet"]
     allowed = ["inet", "unix", "netlink", "personality-query", "mknod-fifo", "chroot"]
     expected = {
@@ -344,6 +346,24 @@ async def test_commands_that_resist_being_killed_gain_little_processor_time(
             at = now
 
     assert 0 < above < 7
+
+
+@pytest.mark.parametrize("kind", ["inotify", "queues"])
+async def test_limits_per_user_of_the_kernel_are_not_shared(native: Native, kind: str) -> None:
+    """Root has 128 inotify instances, and so many bytes of queues: nobody takes another's."""
+    greedy, neighbour = await native.create(), await native.create()
+    holder = native.start(greedy, "probe", "keep", kind, "1000")
+    while not (await native.spawner.watch(holder, 0, 0)).stdout_total:
+        pass
+
+    asked = native.start(neighbour, "probe", "keep", kind, "5")
+    while not (await native.spawner.watch(asked, 0, 0)).stdout_total:
+        pass
+
+    for sandbox in (greedy, neighbour):
+        await native.spawner.kill_all(sandbox.sandbox_id)
+    assert (await asked.ended).stdout.data == b"5\n"
+    assert 5 <= int((await holder.ended).stdout.data or b"") < 1000
 
 
 async def test_sandbox_that_kills_every_newcomer_cannot_hurt_the_worker(native: Native) -> None:
