@@ -65,6 +65,8 @@ def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
         schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
         schemas[kind.__name__] = schema
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{}, {"key": []}]  # none on the unix socket, and as long as none exists
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Query, WebSocket, status
+from fastapi import Header, Path, Query, WebSocket, status
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from coldframe.gateway.tenants import Quotas, Tenant
 from coldframe.node.node import Node
 from coldframe.protocol import wire
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, TooLargeError
+from coldframe.protocol.ids import OPERATION_PATTERN
 from coldframe.protocol.wire import LONGEST_POLL_S
 
 _REASON_BYTES = 120
@@ -35,6 +36,15 @@ WaitSeconds = Annotated[
 ]
 ExpectedVersion = Annotated[
     int | None, Query(description="Refuse with 409 if the sandbox is at another version.")
+]
+
+
+_OPERATION = {"pattern": OPERATION_PATTERN}
+OperationId = Annotated[
+    str, Path(description="The command's operation id.", json_schema_extra=_OPERATION)
+]
+IdempotencyKey = Annotated[
+    str | None, Header(description="The operation id of a create.", json_schema_extra=_OPERATION)
 ]
 
 

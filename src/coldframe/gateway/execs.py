@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from coldframe.gateway.context import (
     RAW_BODY,
+    OperationId,
     Service,
     WaitSeconds,
     body,
@@ -31,8 +32,6 @@ DEFAULT_WAIT_S = 30.0
 _START_S = 30.0
 """How long the start of a command, or a look at its output, may take."""
 _MOST_OUTPUT = 1 << 24
-
-OperationId = Annotated[str, Path(description="The command's operation id.")]
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"model": ExecResult, "description": "It has ended."},

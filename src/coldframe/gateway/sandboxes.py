@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from coldframe.gateway.context import (
     ExpectedVersion,
+    IdempotencyKey,
     WaitSeconds,
     body,
     documented,
@@ -35,9 +36,7 @@ router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
 @router.post("", status_code=201, response_model=SandboxInfo, openapi_extra=documented(SandboxSpec))
-async def create(
-    request: Request, idempotency_key: Annotated[str | None, Header()] = None
-) -> Response:
+async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Make a sandbox; answer once it is ready.
 
     With `Idempotency-Key` it is made although the client goes away, and the same key gives the

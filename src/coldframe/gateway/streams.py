@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from coldframe.gateway.context import admit, enter, refuse
+from coldframe.gateway.context import OperationId, admit, enter, refuse
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Signal
 from coldframe.gateway.tenants import Tenant
@@ -41,7 +41,7 @@ Cursors = dict[Stream, int]
     responses={200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}},
 )
 async def events(
-    request: Request, operation_id: str, stdout: _Cursor = 0, stderr: _Cursor = 0
+    request: Request, operation_id: OperationId, stdout: _Cursor = 0, stderr: _Cursor = 0
 ) -> Response:
     """Stream both outputs as server-sent events until the command has ended.
 

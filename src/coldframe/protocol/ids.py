@@ -12,7 +12,9 @@ from coldframe.protocol.errors import InvalidRequestError
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _SANDBOX = re.compile(r"sb-([0-9a-z]{6})-([0-9a-z]{10})")
-_OPERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+OPERATION_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+"""What an operation id looks like, in the dialect of JSON Schema."""
+_OPERATION = re.compile(OPERATION_PATTERN)
 
 
 def _random(length: int) -> str:
