@@ -13,6 +13,7 @@ pytest_plugins = [
         "tests.fixtures.runtime",
         "tests.fixtures.client",
         "tests.fixtures.service",
+        "tests.fixtures.redis",
         "tests.fixtures.egress",
     )
     if importlib.util.find_spec(name) is not None

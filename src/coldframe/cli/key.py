@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.serve import STORE_OPTION
 from coldframe.protocol.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
+T = TypeVar("T")
+
+_Store = Annotated[str | None, STORE_OPTION]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 
 
@@ -28,6 +32,7 @@ def create(
         list[str] | None,
         typer.Option(help="read, exec, create or admin; repeatable. Default: the first three."),
     ] = None,
+    store: _Store = None,
 ) -> None:
     """Make a key and print it. It cannot be shown again: the store has only its digest.
 
@@ -40,15 +45,13 @@ def create(
         scopes = [Scope(word) for word in scope or ("read", "exec", "create")]
     except ValueError as error:
         raise InvalidRequestError(f"--scope: {error}; read, exec, create or admin") from error
-    with _store() as store:
-        print(create_key(store, owner, scopes))
+    print(_in_store(store, lambda opened: create_key(opened, owner, scopes)))
 
 
 @app.command("ls")
-def ls(as_json: _Json = False) -> None:
+def ls(as_json: _Json = False, store: _Store = None) -> None:
     """List keys, revoked ones too."""
-    with _store() as store:
-        records = store.keys()
+    records = _in_store(store, lambda opened: opened.keys())
     if as_json:
         print(
             json.dumps(
@@ -75,12 +78,13 @@ def ls(as_json: _Json = False) -> None:
 @app.command()
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="Its id, or the key itself.")],
+    store: _Store = None,
 ) -> None:
     """Refuse a key from the next request on."""
     from coldframe.gateway.keys import revoke_key
 
-    with _store() as store:
-        print(f"revoked {revoke_key(store, key)}")
+    revoked = _in_store(store, lambda opened: revoke_key(opened, key))
+    print(f"revoked {revoked}")
 
 
 @app.command()
@@ -90,26 +94,27 @@ def quota(
     cpu: Annotated[float | None, typer.Option(min=0, help="Processors of all together.")] = None,
     memory: Annotated[str | None, typer.Option(help="Of all together: 256GiB.")] = None,
     disk: Annotated[str | None, typer.Option(help="Of all together: 1TiB.")] = None,
+    store: _Store = None,
 ) -> None:
     """Set what an owner's live sandboxes may be limited to, together. What is left out is free."""
+    from coldframe.gateway.keys import set_quota
     from coldframe.protocol.models import Quota
 
-    with _store() as store:
-        store.set_quota(
-            owner,
-            Quota(
-                sandboxes=sandboxes,
-                cpu=cpu,
-                memory_bytes=None if memory is None else render.parse_size(memory),
-                disk_bytes=None if disk is None else render.parse_size(disk),
-            ),
-        )
+    chosen = Quota(
+        sandboxes=sandboxes,
+        cpu=cpu,
+        memory_bytes=None if memory is None else render.parse_size(memory),
+        disk_bytes=None if disk is None else render.parse_size(disk),
+    )
+    _in_store(store, lambda opened: set_quota(opened, owner, chosen))
 
 
-@contextmanager
-def _store() -> Iterator[Store]:
+def _in_store(url: str | None, work: Callable[[Store], Awaitable[T]]) -> T:
     from coldframe.gateway.store import open_store
     from coldframe.node.settings import NodeSettings
 
-    with open_store(NodeSettings.from_environment().home) as store:
-        yield store
+    async def opened() -> T:
+        async with open_store(url, NodeSettings.from_environment().home) as store:
+            return await work(store)
+
+    return asyncio.run(opened())

@@ -17,6 +17,12 @@ import typer
 from coldframe.cli import render
 from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
 
+STORE_OPTION = typer.Option(
+    "--store",
+    metavar="URL",
+    envvar="COLDFRAME_STORE",
+    help="Keys and quotas: sqlite:PATH (default: in COLDFRAME_HOME) or redis://HOST:PORT.",
+)
 DEFAULT_SOCKET = Path("/run/coldframe/node.sock")
 
 
@@ -32,6 +38,7 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM; with --listen.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
+    store: Annotated[str | None, STORE_OPTION] = None,
 ) -> int:
     """Serve this machine's node to clients: on a unix socket, on TCP, or both.
 
@@ -53,10 +60,12 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if unix is None and listen is None:
         unix = DEFAULT_SOCKET
-    return asyncio.run(_serve(unix and unix.absolute(), listen, tls))
+    return asyncio.run(_serve(unix and unix.absolute(), listen, tls, store))
 
 
-async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | None) -> int:
+async def _serve(
+    unix: Path | None, listen: str | None, tls: ssl.SSLContext | None, store_url: str | None
+) -> int:
     try:
         from coldframe.gateway.server import Doors, Listen, until_stopped
         from coldframe.gateway.store import open_store
@@ -70,7 +79,7 @@ async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | No
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(open_store(settings.home))
+        store = await stack.enter_async_context(open_store(store_url, settings.home))
         node = await stack.enter_async_context(Node(settings))
         doors = Doors(node, store)
         try:
@@ -78,7 +87,7 @@ async def _serve(unix: Path | None, listen: str | None, tls: ssl.SSLContext | No
                 at = await doors.open_tcp(at, tls)
                 scheme = "http" if tls is None else "https"
                 _say(f"serving {scheme}://{at}")
-                if not store.any_keys():
+                if await store.keyless():
                     _say("no keys: loopback only, and whoever is on this machine may do everything")
             if unix is not None:
                 await doors.open_unix(unix)

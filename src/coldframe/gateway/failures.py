@@ -49,11 +49,18 @@ _STATUS: dict[type[BaseException], int] = {
     errors.CreateError: 503,
     errors.SpawnerLostError: 503,
     errors.ClientClosedError: 503,
+    errors.ServiceUnreachableError: 503,
+    errors.StoreUnreachableError: 503,
     errors.StorageFullError: 507,
 }
 """By class; one that is not here has that of the nearest class above it."""
 
 _RETRY_AFTER_S = {429: "1", 503: "1", 507: "5"}
+
+
+def retry_after(status: int) -> str | None:
+    """Return after how many seconds a request of that status is worth another try."""
+    return _RETRY_AFTER_S.get(status)
 
 
 def status_of(error: BaseException) -> int:
@@ -64,7 +71,8 @@ def status_of(error: BaseException) -> int:
 def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     """Return the answer that says an error; `more` stands beside it."""
     status = status_of(error)
-    headers = {"retry-after": _RETRY_AFTER_S[status]} if status in _RETRY_AFTER_S else None
+    later = retry_after(status)
+    headers = None if later is None else {"retry-after": later}
     return JSONResponse(error_body(error, **more), status_code=status, headers=headers)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,13 +23,13 @@ from coldframe.protocol.wire import PROTOCOL_VERSION, VERSION_HEADER, error_body
 OPEN_PATHS = frozenset({"/healthz", "/v1/versions", "/openapi.json"})
 """What anybody may ask: they tell nothing of anybody's."""
 
-Admission = Callable[[Scope], Identity]
+Admission = Callable[[Scope], Awaitable[Identity]]
 """Says who asks, or raises a ColdframeError."""
 
 _VERSION = VERSION_HEADER.lower().encode("ascii")
 
 
-def by_socket(scope: Scope) -> Identity:
+async def by_socket(scope: Scope) -> Identity:
     """Admit who could connect to the unix socket: root, or the node's own user."""
     del scope
     return local("unix socket")
@@ -38,13 +38,13 @@ def by_socket(scope: Scope) -> Identity:
 def by_key(store: Store) -> Admission:
     """Admit holders of keys; anybody on this machine as long as no key was ever made."""
 
-    def admit(scope: Scope) -> Identity:
+    async def admit(scope: Scope) -> Identity:
         headers = scope["headers"]
         authorization = _header(headers, b"authorization")
-        if authorization is None and not store.any_keys():
+        if authorization is None and await store.keyless():
             _require_no_web_page(headers)
             return local("loopback without keys")
-        return authenticate(store, authorization)
+        return await authenticate(store, authorization)
 
     return admit
 
@@ -90,7 +90,7 @@ class Guard:
         try:
             _require_version(scope)
             if scope["path"] not in OPEN_PATHS:
-                scope.setdefault("state", {})["identity"] = self._admit(scope)
+                scope.setdefault("state", {})["identity"] = await self._admit(scope)
         except ColdframeError as error:
             await _refuse(scope, send, error)
             return
@@ -120,5 +120,8 @@ async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
     ]
     if status == failures.UNAUTHENTICATED:
         headers.append((b"www-authenticate", b"Bearer"))
+    later = failures.retry_after(status)
+    if later is not None:
+        headers.append((b"retry-after", later.encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

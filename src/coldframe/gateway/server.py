@@ -122,7 +122,7 @@ class Doors:
             InvalidRequestError: there is no key, and this is not a loopback address.
             CapabilityError: it cannot be bound.
         """
-        if not self._store.any_keys() and not is_loopback(listen.host):
+        if not is_loopback(listen.host) and await self._store.keyless():
             raise InvalidRequestError(
                 f"without keys only loopback is served, not {listen.host!r}: make one with "
                 "coldframe key create, or listen on 127.0.0.1"

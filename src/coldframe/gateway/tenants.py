@@ -32,7 +32,7 @@ _LONGEST_NAME = 63
 class Quotas(Protocol):
     """Says how much an owner may have."""
 
-    def quota(self, owner: str) -> Quota: ...
+    async def quota(self, owner: str) -> Quota: ...
 
 
 class Tenant:
@@ -76,13 +76,13 @@ class Tenant:
         """Make a sandbox of the caller's within its quota."""
         inner = None if operation_id is None else self.operation(operation_id)
         info = await self.node.create_sandbox(
-            self._inward(spec), operation_id=inner, quota=self._quota()
+            self._inward(spec), operation_id=inner, quota=await self._quota()
         )
         return self.outward(info)
 
-    def _quota(self) -> Quota | None:
+    async def _quota(self) -> Quota | None:
         owner = self.identity.owner
-        return None if owner is None else self._quotas.quota(owner)
+        return None if owner is None else await self._quotas.quota(owner)
 
     def _inward(self, spec: SandboxSpec) -> SandboxSpec:
         owner = self.identity.owner

@@ -209,6 +209,14 @@ class ServiceUnreachableError(ColdframeError):
     retryable = True
 
 
+class StoreUnreachableError(ColdframeError):
+    """No key can be checked: the service's store does not answer. What runs goes on."""
+
+    code = "store_unreachable"
+    side = Side.ENVIRONMENT
+    retryable = True
+
+
 class StorageFullError(ColdframeError):
     """No space is left for uppers, spools or images; nothing was lost."""
 

@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 
 from coldframe import ColdframeError, SandboxClient
 from coldframe.gateway.keys import authenticate
-from coldframe.gateway.store import SqliteStore
+from coldframe.gateway.store import open_store
 from coldframe.protocol.errors import (
     NotAuthenticatedError,
     NotPermittedError,
@@ -322,15 +322,14 @@ def test_service_speaks_tls_with_the_certificate_that_it_is_given(
     assert (wrong.returncode, "PEM" in wrong.stderr) == (2, True)
 
 
-def test_unknown_and_wrong_keys_are_refused_in_the_same_words(tmp_path: Path) -> None:
+async def test_unknown_and_wrong_keys_are_refused_in_the_same_words(tmp_path: Path) -> None:
     """Words that differ would tell which ids there are."""
-    store = SqliteStore(tmp_path)
     said = set()
-    for given in (f"cf_{'0' * 12}_{'0' * 64}", "cf_x", "Ω"):
-        with pytest.raises(NotAuthenticatedError) as raised:
-            authenticate(store, f"Bearer {given}")
-        said.add(str(raised.value))
-    store.close()
+    async with open_store(None, tmp_path) as store:
+        for given in (f"cf_{'0' * 12}_{'0' * 64}", "cf_x", "Ω"):
+            with pytest.raises(NotAuthenticatedError) as raised:
+                await authenticate(store, f"Bearer {given}")
+            said.add(str(raised.value))
 
     assert len(said) == 1
     assert issubclass(NotAuthenticatedError, ColdframeError)
