@@ -106,7 +106,7 @@ async def measure_idle_memory(image: str, n: int) -> dict[str, float]:
     """MiB of the whole machine per idle sandbox: kernel, node and spawner included."""
     gc.collect()
     before = memory_used_mib()
-    async with AsyncSandboxClient() as client:
+    async with AsyncSandboxClient(in_process=True) as client:
         sandboxes = []
         for first in range(0, n, 50):
             batch = await asyncio.gather(
@@ -129,7 +129,7 @@ async def measure_idle_memory(image: str, n: int) -> dict[str, float]:
 async def run(args: argparse.Namespace) -> dict[str, object]:
     """Take every figure of this module; see SPECIFICATION.md for what they must reach."""
     memory = await measure_idle_memory(args.image, args.idle_sandboxes)
-    async with baseline() as base, AsyncSandboxClient() as client:
+    async with baseline() as base, AsyncSandboxClient(in_process=True) as client:
         await base.sample(20)
         say("create → first exec")
         base.seconds.clear()

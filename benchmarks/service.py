@@ -239,7 +239,9 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             await base.sample(20)
             base.seconds.clear()
             clients = {
-                "process": await stack.enter_async_context(AsyncSandboxClient(runtime="native")),
+                "process": await stack.enter_async_context(
+                    AsyncSandboxClient(in_process=True, runtime="native")
+                ),
                 "socket": await stack.enter_async_context(AsyncSandboxClient(url=service.unix)),
                 "http": await stack.enter_async_context(AsyncSandboxClient(url=service.tcp)),
             }

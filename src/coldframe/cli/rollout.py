@@ -141,13 +141,15 @@ def _model(
 
 async def _run(config: RunConfig, directory: RunDirectory, settings: RolloutSettings) -> RunResult:
     from coldframe.client import AsyncSandboxClient
+    from coldframe.client._address import url_of_environment
 
     me = asyncio.current_task()
     assert me is not None
     # A job scheduler ends us with SIGTERM: the sandboxes are deleted then too.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+    # A node of its own, unless a service is named: its sandboxes end with the run, killed or not.
     with BatchProgress() as progress:
-        async with AsyncSandboxClient() as client:
+        async with AsyncSandboxClient(in_process=url_of_environment() is None) as client:
             batch = Batch(client, config, directory, host_env=settings.host_env, progress=progress)
             try:
                 return await batch.run()

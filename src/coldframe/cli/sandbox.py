@@ -118,9 +118,7 @@ def _labels(pairs: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def _client() -> Iterator[SandboxClient]:
-    from coldframe.cli.serve import DEFAULT_SOCKET
     from coldframe.client import SandboxClient
-    from coldframe.client._address import url_of_environment
 
-    with SandboxClient(url=url_of_environment() or f"unix:{DEFAULT_SOCKET}") as client:
+    with SandboxClient() as client:
         yield client

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import resource
 import ssl
 import sys
@@ -15,6 +16,7 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import render
+from coldframe.protocol import places
 from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
 
 STORE_OPTION = typer.Option(
@@ -23,13 +25,16 @@ STORE_OPTION = typer.Option(
     envvar="COLDFRAME_STORE",
     help="Keys and quotas: sqlite:PATH (default: in COLDFRAME_HOME) or redis://HOST:PORT.",
 )
-DEFAULT_SOCKET = Path("/run/coldframe/node.sock")
 
 
 def serve(
     unix: Annotated[
         Path | None,
-        typer.Option("--unix", metavar="PATH", help="A unix socket, for root and this user only."),
+        typer.Option(
+            "--unix",
+            metavar="PATH",
+            help="The unix socket, for root and this user only. Default: node.sock of the home.",
+        ),
     ] = None,
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="TCP; port 0 takes a free one.")
@@ -39,10 +44,18 @@ def serve(
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
     store: Annotated[str | None, STORE_OPTION] = None,
+    idle_exit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="End after so long without sandboxes and clients. Default: never.",
+        ),
+    ] = None,
 ) -> int:
-    """Serve this machine's node to clients: on a unix socket, on TCP, or both.
+    """Serve this machine's node to clients: on a unix socket, and on TCP with --listen.
 
-    Without options: on /run/coldframe/node.sock. TCP asks for keys (coldframe key create); as
+    Clients of this machine find it by its socket, node.sock in COLDFRAME_HOME, and start it there
+    if nobody serves (then with --idle-exit 300). TCP asks for keys (coldframe key create); as
     long as there is none, it is loopback only. SIGTERM lets requests come to their end, then ends
     every sandbox; a second one does not wait.
     """
@@ -58,15 +71,22 @@ def serve(
                 f"--tls-cert {tls_cert}, --tls-key {tls_key}: no usable pair of PEM files: {error}"
             ) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    if unix is None and listen is None:
-        unix = DEFAULT_SOCKET
-    return asyncio.run(_serve(unix and unix.absolute(), listen, tls, store))
+    if idle_exit is not None and not (math.isfinite(idle_exit) and idle_exit >= 1):
+        raise InvalidRequestError(
+            f"--idle-exit {idle_exit:g} is not a number of seconds of at least 1"
+        )
+    return asyncio.run(_serve(unix and unix.absolute(), listen, tls, store, idle_exit))
 
 
 async def _serve(
-    unix: Path | None, listen: str | None, tls: ssl.SSLContext | None, store_url: str | None
+    unix: Path | None,
+    listen: str | None,
+    tls: ssl.SSLContext | None,
+    store_url: str | None,
+    idle_exit_s: float | None,
 ) -> int:
     try:
+        from coldframe.gateway import sockets
         from coldframe.gateway.server import Doors, Listen, until_stopped
         from coldframe.gateway.store import open_store
     except ImportError as error:
@@ -78,6 +98,8 @@ async def _serve(
 
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
+    unix = unix or places.socket_of(settings.home)
+    await sockets.claim(unix)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(store_url, settings.home))
         node = await stack.enter_async_context(Node(settings))
@@ -89,13 +111,12 @@ async def _serve(
                 _say(f"serving {scheme}://{at}")
                 if await store.keyless():
                     _say("no keys: loopback only, and whoever is on this machine may do everything")
-            if unix is not None:
-                await doors.open_unix(unix)
-                _say(f"serving unix:{unix}")
+            await doors.open_unix(unix)
+            _say(f"serving unix:{unix}")
             _raise_descriptor_limit()
             gc.collect()
             gc.freeze()  # what is loaded now stays: looking through it again and again costs execs
-            report = await until_stopped(doors, node)
+            report = await until_stopped(doors, node, idle_exit_s=idle_exit_s)
         except ColdframeError:
             await doors.close()
             raise

@@ -79,6 +79,7 @@ def check(
 
 async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
     from coldframe.client import AsyncSandboxClient
+    from coldframe.client._address import url_of_environment
 
     def heard(trial: Trial) -> None:
         key = trial.trajectory.identity.task.key
@@ -87,7 +88,7 @@ async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
         print(render.safe(line), file=sys.stderr, flush=True)
 
     slots = asyncio.Semaphore(concurrency)
-    async with AsyncSandboxClient() as client:
+    async with AsyncSandboxClient(in_process=url_of_environment() is None) as client:
         images = ImageBuilder(client)
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Which node a client uses: what its constructor says, else the environment, else this process's.
+"""Which node a client uses: what its constructor says, else the environment, else the machine's.
 
 The only place in this room that reads the environment.
 """
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from coldframe.client import _open
+from coldframe.protocol import places
 from coldframe.protocol.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from coldframe.client._http import Address
     from coldframe.client._link import NodeLink, NodeOpener
 
+IN_PROCESS = "in-process"
+"""What a URL says that names no service, but a node in this process."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -32,19 +35,20 @@ def opener(
     """Return what opens the node that was asked for.
 
     Raises:
-        InvalidRequestError: the URL is none, or stands beside what only a node of this process
+        InvalidRequestError: the URL is none, or stands beside what only a node of this machine
             takes.
     """
-    ours = in_process or not (home is None and runtime is None)
-    if url is not None and ours:
+    local = not (home is None and runtime is None)
+    if url is not None and url != IN_PROCESS and (in_process or local):
         raise InvalidRequestError(
-            "home, runtime and in_process ask for a node in this process: not with url"
+            "home, runtime and in_process ask for a node of this machine: not with url"
         )
-    if url is None and not ours:
-        url = url_of_environment()
-    if url is None:
+    said = url_of_environment() if url is None else url
+    if in_process or said == IN_PROCESS:
         return _open.in_process(home, runtime)
-    return partial(_join, parse(url), api_key or os.environ.get("COLDFRAME_API_KEY") or None)
+    if said is None or local:
+        return partial(_join, _home(home), runtime)
+    return partial(_reach, parse(said), api_key or os.environ.get("COLDFRAME_API_KEY") or None)
 
 
 def url_of_environment() -> str | None:
@@ -52,7 +56,19 @@ def url_of_environment() -> str | None:
     return os.environ.get("COLDFRAME_URL") or None
 
 
-async def _join(address: Address, api_key: str | None) -> NodeLink:
+def _home(given: str | Path | None) -> Path:
+    """Return what was given, else what COLDFRAME_HOME says, else the default."""
+    return Path(given or os.environ.get("COLDFRAME_HOME") or places.DEFAULT_HOME).absolute()
+
+
+async def _join(home: Path, runtime: str | None) -> NodeLink:
+    from coldframe.client._machine import Machine
+
+    wanted = runtime or os.environ.get("COLDFRAME_RUNTIME") or None
+    return await Machine(home, wanted, os.environ).join()
+
+
+async def _reach(address: Address, api_key: str | None) -> NodeLink:
     from coldframe.client._remote import RemoteNode
 
     return await RemoteNode.open(address, api_key)
@@ -67,7 +83,7 @@ def parse(url: str) -> Address:
     from coldframe.client._http import Address
 
     wrong = InvalidRequestError(
-        f"url {url[:200]!r}: write unix:/PATH, http://HOST:PORT or https://HOST:PORT"
+        f"url {url[:200]!r}: write unix:/PATH, http://HOST:PORT, https://HOST:PORT or in-process"
     )
     try:
         parts = urlsplit(url)

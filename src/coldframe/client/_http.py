@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -26,6 +26,8 @@ _CONNECT_S = 10.0
 _KEPT = 64
 
 Headers = Sequence[tuple[str, str]]
+Reviver = Callable[[], Awaitable[None]]
+"""Starts again what served a socket and was killed."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Http:
         self._fixed = "".join(f"{name}: {value}\r\n" for name, value in fixed).encode("latin-1")
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if address.tls else None
+        self.revive: Reviver | None = None
+        """Called when whoever made the socket is gone without having taken it away."""
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -203,6 +207,15 @@ class Http:
             if connection.usable:
                 return connection
             connection.close()
+        try:
+            return await self._connect()
+        except ServiceUnreachableError as error:
+            if self.revive is None or not isinstance(error.__cause__, ConnectionRefusedError):
+                raise
+            await self.revive()
+            return await self._connect()
+
+    async def _connect(self) -> _Connection:
         where = self.address
         try:
             async with asyncio.timeout(_CONNECT_S):

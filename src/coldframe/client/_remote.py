@@ -13,13 +13,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
 from coldframe.client._calls import call
-from coldframe.client._http import Address, Answer, Headers, Http
+from coldframe.client._http import Address, Answer, Headers, Http, Reviver
 from coldframe.client._remote_files import RemoteFiles
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
@@ -52,6 +53,11 @@ M = TypeVar("M", bound=BaseModel)
 _POLL_S = 30.0
 _MARGIN_S = 30.0
 """How much longer than its poll an answer may take before its connection counts as lost."""
+_VERSION = (wire.VERSION_HEADER, str(wire.PROTOCOL_VERSION))
+_PRESENCE_S = 50.0
+"""How long one request lasts by which a client says that it is there."""
+_PRESENCE_PAUSE_S = 1.0
+_JOIN_S = 10.0
 _CREATE_S = 120.0
 """How long one request for a sandbox waits; the same is then asked again."""
 
@@ -72,6 +78,7 @@ class RemoteNode:
         self._undeleted: set[str] = set()
         """Of those that were made by it, what could not be deleted."""
         self._relays: set[asyncio.Task[None]] = set()
+        self._presence: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(cls, address: Address, api_key: str | None) -> RemoteNode:
@@ -80,7 +87,7 @@ class RemoteNode:
         Raises:
             ServiceUnreachableError, NotAuthenticatedError, VersionMismatchError: it cannot be used.
         """
-        headers = [(wire.VERSION_HEADER, str(wire.PROTOCOL_VERSION))]
+        headers = [_VERSION]
         if api_key is not None:
             # A line end would begin a header of its own.
             shown = "".join(one for one in api_key if one.isascii() and one.isprintable())
@@ -93,6 +100,36 @@ class RemoteNode:
             raise
         return cls(http, wire.load(Capabilities, told.body))
 
+    @classmethod
+    async def open_once(cls, address: Address) -> RemoteNode:
+        """As `open`, at once or not at all."""
+        http = Http(address, [_VERSION])
+        try:
+            told = await http.request("GET", "/v1/capabilities", within_s=_JOIN_S)
+            if told.status >= 400:
+                raise wire.read_error(told.body, told.status)
+        except BaseException:
+            http.close()
+            raise
+        return cls(http, wire.load(Capabilities, told.body))
+
+    def stay(self, revive: Reviver) -> None:
+        """Be there for the node until the close, so that it does not take itself for idle.
+
+        `revive` is called when nobody answers any more although nobody said so.
+        """
+        self._http.revive = revive
+        self._presence = asyncio.ensure_future(self._be_present())
+
+    async def _be_present(self) -> None:
+        """A node that leaves when idle does not, as long as it is asked this."""
+        while True:
+            earliest = monotonic() + _PRESENCE_PAUSE_S  # one that is stopping answers at once
+            with contextlib.suppress(ColdframeError):
+                asked = f"/v1/presence?wait_s={_PRESENCE_S:g}"
+                await self._http.request("GET", asked, within_s=_PRESENCE_S + _MARGIN_S)
+            await asyncio.sleep(max(0.0, earliest - monotonic()))
+
     async def close(self) -> RemoteCloseReport:
         """Delete once more what could not be deleted, and close the connections."""
         failures = []
@@ -103,9 +140,10 @@ class RemoteNode:
                 continue
             except ColdframeError as error:
                 failures.append(str(error))
-        for task in self._relays:
+        tasks = [*self._relays, *([self._presence] if self._presence else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._relays, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._http.close()
         return RemoteCloseReport(tuple(failures))
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import ssl
-import stat
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coldframe.gateway import sockets
+from coldframe.gateway.activity import Activity, Counting
 from coldframe.gateway.app import make_app
 from coldframe.gateway.context import Service
 from coldframe.gateway.express import Express
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
-from coldframe.gateway.meters import Meters
 from coldframe.gateway.protocol import bounded
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.store import Store
@@ -70,24 +69,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Counting:
-    """Counts answers by status."""
-
-    def __init__(self, app: ASGIApp, meters: Meters) -> None:
-        self._app, self._meters = app, meters
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on."""
-
-        async def counted(message: object) -> None:
-            assert isinstance(message, dict)
-            if message["type"] == "http.response.start":
-                self._meters.count(message["status"])
-            await send(message)
-
-        await self._app(scope, receive, counted)
-
-
 class Doors:
     """Serves a node that is started."""
 
@@ -98,6 +79,7 @@ class Doors:
         self._app = make_app(self._service)
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None
+        self._activity = Activity()
         self._hurried = False
 
     async def open_unix(self, path: Path) -> None:
@@ -106,12 +88,7 @@ class Doors:
         Raises:
             CapabilityError: the path is taken, or cannot be made.
         """
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            _bind_unix(listener, path)
-        except OSError as error:
-            listener.close()
-            raise CapabilityError(f"no socket can be made at {path}: {error}") from error
+        listener = await sockets.listen(path)
         self._unix = path
         await self._serve(listener, by_socket, None)
 
@@ -145,7 +122,8 @@ class Doors:
         self, listener: socket.socket, admit: Admission, tls: ssl.SSLContext | None
     ) -> None:
         listener.setblocking(False)
-        app = Counting(Guard(Express(self._app, self._app), admit), self._service.meters)
+        guarded = Guard(Express(self._app, self._app), admit)
+        app = Counting(guarded, self._service.meters, self._activity)
         config = uvicorn.Config(
             app,
             http=bounded(self._settings.head_bytes, self._settings.head_s),
@@ -172,6 +150,20 @@ class Doors:
             await asyncio.sleep(0.005)
         self._servers.append((server, task))
 
+    async def until_idle(self, seconds: float) -> None:
+        """Return once there was no sandbox and no request for so long; then nobody gets in."""
+        while self._activity.idle_s() < seconds:
+            await asyncio.sleep(min(seconds - self._activity.idle_s(), seconds / 4))
+            if any(self._service.node.load().states.values()):
+                self._activity.touch()
+        # Nothing may come between looking and closing: who connects now is turned away, and
+        # starts another node.
+        if self._unix is not None:
+            self._unix.unlink(missing_ok=True)
+        for server, _ in self._servers:
+            for listening in server.servers:
+                listening.close()
+
     async def close(self) -> None:
         """Let nobody in, and return when what is being answered has been.
 
@@ -196,29 +188,13 @@ class Doors:
             server.force_exit = True
 
 
-def _bind_unix(listener: socket.socket, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
-        raise FileExistsError("something else is there")
-    with contextlib.suppress(FileNotFoundError):
-        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.closing(probe):
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()  # whoever made it is gone
-            else:
-                raise FileExistsError("another service listens there")
-    umask = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(umask)
-    listener.listen(_BACKLOG)
+async def until_stopped(
+    doors: Doors, node: Node, *, idle_exit_s: float | None = None
+) -> CloseReport:
+    """Serve until SIGTERM or SIGINT, drain, end the node; a second signal ends the draining.
 
-
-async def until_stopped(doors: Doors, node: Node) -> CloseReport:
-    """Serve until SIGTERM or SIGINT, drain, end the node; a second signal ends the draining."""
+    With `idle_exit_s` it also ends when nobody has used it for so long.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -230,9 +206,20 @@ async def until_stopped(doors: Doors, node: Node) -> CloseReport:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        await stop.wait()
+        await _first(stop.wait(), doors.until_idle(idle_exit_s) if idle_exit_s else None)
         await doors.close()
         return await node.close()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _first(*ways: Coroutine[Any, Any, Any] | None) -> None:
+    tasks = [asyncio.ensure_future(way) for way in ways if way is not None]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.protocol.errors import InvalidRequestError
-
-DEFAULT_HOME = Path("/var/lib/coldframe")
+from coldframe.protocol.places import DEFAULT_HOME
 
 
 @dataclass(frozen=True)

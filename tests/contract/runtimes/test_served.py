@@ -72,3 +72,19 @@ async def test_fake_runtime_keeps_every_promise_over_tcp(service: Service) -> No
     await opened.close()
     assert report.ok, str(report)
     assert len(report.outcomes) - len(report.skipped) > 40
+
+
+@pytest.mark.root
+async def test_native_runtime_keeps_every_promise_over_tcp(
+    native_service: Service, busybox_image: Image
+) -> None:
+    """Nor is the network another contract for real sandboxes."""
+    opened = await RemoteNode.open(parse(native_service.tcp), None)
+
+    report = await run_self_check(
+        ServedRuntime(opened), busybox_image, only={check.name for check in THROUGH_A_NODE}
+    )
+
+    await opened.close()
+    assert report.ok, str(report)
+    assert len(report.outcomes) - len(report.skipped) > 40

@@ -36,7 +36,7 @@ WAIT_FOR_BEGUN = "until [ -e begun ]; do sleep 0.01; done"
 @pytest.mark.usefixtures("native_client")
 def test_quick_start_of_the_documentation_says_hello() -> None:
     """The first lines that anybody types, on the real thing."""
-    with SandboxClient() as client:
+    with SandboxClient(in_process=True) as client:
         with client.create_sandbox("debian:bookworm") as sandbox:
             assert sandbox.exec("echo 'Hello'").stdout == b"Hello\n"
         ledger = client.ledger()
@@ -101,7 +101,7 @@ def test_create_bad_limit_is_refused_before_anything(client: SandboxClient) -> N
 
 def test_closed_client_refuses(tmp_path: Path) -> None:
     """Never a hang, never an attribute error."""
-    client = SandboxClient(runtime="fake", home=tmp_path)
+    client = SandboxClient(in_process=True, runtime="fake", home=tmp_path)
     sandbox = client.create_sandbox("x")
     client.close()
     client.close()
@@ -144,7 +144,7 @@ def test_program_that_never_closes_leaves_nothing(tmp_path: Path) -> None:
     """Scripts end in the middle; sandboxes must end with them."""
     script = f"""
 from coldframe import SandboxClient
-client = SandboxClient(runtime="fake", home={str(tmp_path / "home")!r})
+client = SandboxClient(in_process=True, runtime="fake", home={str(tmp_path / "home")!r})
 sandbox = client.create_sandbox("x")
 print(sandbox.start("exec sleep 600").operation_id and sandbox.processes()[0].pid, flush=True)
 raise SystemExit(3)
@@ -297,7 +297,7 @@ async def test_async_connection_is_a_pair_of_streams(async_sandbox: AsyncSandbox
 
 async def test_async_client_opens_lazily_and_closes_once(tmp_path: Path) -> None:
     """Without a `with` block too."""
-    client = AsyncSandboxClient(runtime="fake", home=tmp_path)
+    client = AsyncSandboxClient(in_process=True, runtime="fake", home=tmp_path)
     sandbox = await client.create_sandbox("x")
     assert (await sandbox.exec("echo x")).stdout == b"x\n"
     await client.close()

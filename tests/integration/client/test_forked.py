@@ -212,13 +212,13 @@ def child(client, sandbox):
     else:
         raise AssertionError("a child has used its parent's client")
     client.close()
-    with SandboxClient(home=sys.argv[1]) as own:
+    with SandboxClient(in_process=True, home=sys.argv[1]) as own:
         with own.create_sandbox("busybox") as other:
             assert other.exec("echo own").text.strip() == "own"
     del client, sandbox
     gc.collect()
 
-with SandboxClient(home=sys.argv[1]) as client:
+with SandboxClient(in_process=True, home=sys.argv[1]) as client:
     sandbox = client.create_sandbox("busybox")
     for round in range(3):
         process = multiprocessing.get_context("fork").Process(target=child, args=(client, sandbox))

@@ -20,7 +20,7 @@ import asyncio, os, signal
 from coldframe import AsyncSandboxClient
 
 async def main():
-    async with AsyncSandboxClient() as client:
+    async with AsyncSandboxClient(in_process=True) as client:
         creates = (client.create_sandbox("debian:bookworm") for _ in range(4))
         sandboxes = await asyncio.gather(*creates)
         print(sandboxes[0].id, flush=True)
@@ -65,7 +65,7 @@ def test_client_killed_among_execs_leaves_nothing(debian_image: Image) -> None:
 
     deadline = time.monotonic() + 30
     while (left := list(traces(node_id))) and time.monotonic() < deadline:
-        with SandboxClient() as client:  # its start reaps what dead nodes left
+        with SandboxClient(in_process=True) as client:  # its start reaps what dead nodes left
             assert client.ledger().balanced
     assert left == []
 
@@ -75,7 +75,7 @@ import asyncio
 from coldframe import AsyncSandboxClient
 
 async def main():
-    client = AsyncSandboxClient()
+    client = AsyncSandboxClient(in_process=True)
     sandbox = await client.create_sandbox("debian:bookworm")
     await sandbox.exec("setsid sleep 300 & echo x > /file")
     print(sandbox.id, flush=True)

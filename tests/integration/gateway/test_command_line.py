@@ -48,7 +48,7 @@ def test_constructor_counts_more_than_the_environment(
     monkeypatch.setenv("COLDFRAME_URL", service.unix)
     with SandboxClient() as by_environment:
         assert by_environment.create_sandbox("any").id.split("-")[1] == _node(service)
-    with SandboxClient(runtime="fake", home=str(tmp_path)) as own:
+    with SandboxClient(in_process=True, runtime="fake", home=str(tmp_path)) as own:
         assert own.create_sandbox("any").id.split("-")[1] != _node(service)
     monkeypatch.setenv("COLDFRAME_URL", "http://127.0.0.1:1")
     with SandboxClient(url=service.tcp) as given:

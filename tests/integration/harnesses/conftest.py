@@ -20,7 +20,9 @@ MakeEpisode = Callable[..., Episode]
 @pytest.fixture
 async def plain_sandbox(tmp_path: Path) -> AsyncIterator[AsyncSandbox]:
     """A sandbox of the fake runtime."""
-    async with AsyncSandboxClient(home=tmp_path / "home", runtime="fake") as client:
+    async with AsyncSandboxClient(
+        in_process=True, home=tmp_path / "home", runtime="fake"
+    ) as client:
         yield await client.create_sandbox("any")
 
 

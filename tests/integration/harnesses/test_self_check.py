@@ -20,7 +20,9 @@ from tests.doubles.model_endpoint import ModelEndpoint, Say
 
 @pytest.fixture
 async def plain_client(tmp_path: Path) -> AsyncIterator[AsyncSandboxClient]:
-    async with AsyncSandboxClient(home=tmp_path / "home", runtime="fake") as client:
+    async with AsyncSandboxClient(
+        in_process=True, home=tmp_path / "home", runtime="fake"
+    ) as client:
         yield client
 
 

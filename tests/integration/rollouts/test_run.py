@@ -101,7 +101,7 @@ async def test_run_of_ten_tasks_with_three_that_cannot_run_gives_seven_verdicts(
         toml='[environment]\nnetwork_mode = "no-network"\n',
         environment__Dockerfile="FROM debian:bookworm\nRUN echo no >&2; exit 7\n",
     )
-    async with AsyncSandboxClient(runtime="native") as client:
+    async with AsyncSandboxClient(in_process=True, runtime="native") as client:
         result = await run_batch(client, tasks, tmp_path / "out", samples=2, concurrency=3)
         assert await client.list_sandboxes() == ()
 

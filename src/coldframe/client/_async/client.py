@@ -20,14 +20,15 @@ from coldframe.protocol.network import NetworkLike, network_policy
 
 @typed_methods
 class AsyncSandboxClient:
-    """Makes and finds sandboxes: on a service's node, or on one that it runs in this process.
+    """Makes and finds sandboxes: on the machine's node, a service's, or one in this process.
 
-    The node is opened on the first use. Closing the client deletes the sandboxes that it made, and
-    so does leaving its `with` block. A synchronous client is closed at the end of the program too;
-    an asynchronous one cannot be, since its event loop has ended by then. Sandboxes that nobody
-    deleted, those of a killed program too, end with it in this process (`coldframe gc` reaps what
-    is left of its node), and with their lease on a service. Any number of threads or tasks may use
-    one client. A forked process opens one of its own (ClientClosedError otherwise).
+    The node is opened on the first use, and the machine's is started if there is none. Closing the
+    client deletes the sandboxes that it made, and so does leaving its `with` block. A synchronous
+    client is closed at the end of the program too; an asynchronous one cannot be, since its event
+    loop has ended by then. Sandboxes that nobody deleted, those of a killed program too, end with
+    their lease; on a node in this process with it (`coldframe gc` reaps what is left). Any number
+    of threads or tasks may use one client. A forked process opens one of its own
+    (ClientClosedError otherwise).
     """
 
     @typed_arguments
@@ -41,16 +42,17 @@ class AsyncSandboxClient:
         in_process: bool = False,
         open_node: NodeOpener | None = None,
     ) -> None:
-        """Say which node to use: a service's, or one of this process.
+        """Say which node to use. Without `url` and `in_process`: the machine's.
 
         Args:
-            url: of a service: `unix:/PATH`, `http://HOST:PORT`, `https://HOST:PORT`; default
-                COLDFRAME_URL, else none: a node in this process.
+            url: of a service: `unix:/PATH`, `http://HOST:PORT`, `https://HOST:PORT`, or
+                `in-process`; default COLDFRAME_URL.
             api_key: for a service that asks for one; default COLDFRAME_API_KEY.
-            home: where images and state are; default COLDFRAME_HOME, else /var/lib/coldframe.
+            home: where images and state are, and the machine's node with them; default
+                COLDFRAME_HOME, else /var/lib/coldframe. Counts more than COLDFRAME_URL.
             runtime: `native`, or `fake`: no isolation; default COLDFRAME_RUNTIME, else `native`.
-            in_process: run a node in this process whatever COLDFRAME_URL says; so do `home` and
-                `runtime`.
+                A machine's node that runs with another is refused. Counts more than COLDFRAME_URL.
+            in_process: run a node in this process: commands cost least, and end with it.
             open_node: opens another node than that; called once, on the client's event loop.
         """
         self._core = ClientCore(

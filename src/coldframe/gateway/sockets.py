@@ -1,0 +1,102 @@
+"""Unix sockets, each of one process: who serves one holds a lock beside it to its end.
+
+So nobody takes the place of one that is leaving, and what a killed one left is cleared away by
+whoever gets its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+from coldframe.protocol.errors import CapabilityError
+
+_BACKLOG = 1024
+_LEAVING_S = 60.0
+"""How long one who lets nobody in any more may take to be gone."""
+_LOOK_S = 0.05
+_held: dict[Path, int] = {}
+"""Locks that this process holds to its end."""
+
+
+async def claim(path: Path) -> None:
+    """Hold the lock of a socket; its directory is made. Twice is fine.
+
+    Raises:
+        CapabilityError: somebody else serves there, or the directory cannot be written.
+    """
+    if path in _held:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f"{path.name}.lock")
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CapabilityError(
+            f"no socket can be made at {path}: {error}; run this as root, or choose another place"
+        ) from error
+    try:
+        await _lock(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    _held[path] = fd
+
+
+async def _lock(fd: int, path: Path) -> None:
+    patient_until = time.monotonic() + _LEAVING_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _answers(path) or time.monotonic() > patient_until:
+                raise CapabilityError(
+                    f"another node serves at {path}: see coldframe node status"
+                ) from None
+            await asyncio.sleep(_LOOK_S)
+        else:
+            return
+
+
+def _answers(path: Path) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+async def listen(path: Path) -> socket.socket:
+    """Claim a path and return a socket that only root and this process's user can connect to.
+
+    Raises:
+        CapabilityError: the path is taken, or no socket can be made there.
+    """
+    await claim(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _bind(listener, path)
+    except OSError as error:
+        listener.close()
+        raise CapabilityError(f"no socket can be made at {path}: {error}") from error
+    return listener
+
+
+def _bind(listener: socket.socket, path: Path) -> None:
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        raise FileExistsError(errno.EEXIST, "something else is there")
+    path.unlink(missing_ok=True)  # whoever made it is gone, else we had not got its lock
+    umask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(umask)
+    listener.listen(_BACKLOG)

@@ -1,0 +1,270 @@
+"""The machine's node: joined by whoever is there, started by whoever is first, gone when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldframe import AsyncSandboxClient, CapabilityError, InvalidRequestError, SandboxClient
+from coldframe.protocol import places, wire
+from coldframe.protocol.errors import (
+    NotPermittedError,
+    ServiceUnreachableError,
+    VersionMismatchError,
+)
+
+WORKERS = 20
+IDLE_S = 1.0
+BURST = f"""
+import json, os, sys, traceback
+import coldframe.client._machine, coldframe.client._remote
+from coldframe import SandboxClient
+
+def work(number):
+    with SandboxClient() as client:
+        with client.create_sandbox("any") as sandbox:
+            said = sandbox.exec(["echo", str(number)]).text.strip()
+            os.write(1, (json.dumps([sandbox.id.split("-")[1], said]) + chr(10)).encode())
+
+go, start = os.pipe()
+for number in range({WORKERS}):
+    if os.fork() == 0:
+        os.close(start)
+        os.read(go, 1)  # the end of file reaches all of them at once
+        try:
+            work(number)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+os.close(start)
+sys.exit(any(os.wait()[1] for _ in range({WORKERS})))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of the fake runtime, whose node has gone by the end of the test."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("COLDFRAME_HOME", str(home))
+    monkeypatch.setenv("COLDFRAME_RUNTIME", "fake")
+    monkeypatch.setenv("COLDFRAME_IDLE_EXIT_S", str(IDLE_S))
+    monkeypatch.delenv("COLDFRAME_URL", raising=False)
+    yield home
+    with contextlib.suppress(OSError):
+        os.kill(_pid_of_node(home), signal.SIGTERM)
+    _wait_until_left(home)
+    log = places.log_of(home)
+    assert not log.exists() or "Traceback" not in log.read_text(), log.read_text()
+
+
+def _wait_until_left(home: Path) -> None:
+    lock = places.socket_of(home).with_name("node.sock.lock")
+    deadline = time.monotonic() + 30
+    while lock.exists():
+        with lock.open() as held, contextlib.suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        assert time.monotonic() < deadline, places.log_of(home).read_text()
+        time.sleep(0.05)
+    assert not places.socket_of(home).exists()
+
+
+def _burst() -> set[str]:
+    """Let processes come at once; return the nodes that they were on."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BURST], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert sorted(int(said) for _, said in answers) == list(range(WORKERS))
+    return {node for node, _ in answers}
+
+
+def _pid_of_node(home: Path) -> int:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
+        one.connect(str(places.socket_of(home)))
+        return int.from_bytes(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), "little")
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_twenty_processes_at_once_make_one_node(home: Path, round_: int) -> None:
+    """Worker processes of a trainer all start in the same moment."""
+    assert len(_burst()) == 1
+
+
+def test_twenty_processes_find_the_socket_of_a_killed_node(home: Path) -> None:
+    """What a killed node left must neither be joined nor be in the way."""
+    with SandboxClient() as client:
+        before = client.create_sandbox("any").id.split("-")[1]
+        os.kill(_pid_of_node(home), signal.SIGKILL)
+        nodes = _burst()
+    assert places.socket_of(home).exists()
+    assert len(nodes) == 1
+    assert before not in nodes
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.3])
+def test_twenty_processes_meet_a_node_that_is_leaving(home: Path, after_s: float) -> None:
+    """Whoever comes at the worst moment starts the next one, together with the others."""
+    with SandboxClient() as client:
+        client.ledger()
+        leaving = _pid_of_node(home)
+    os.kill(leaving, signal.SIGTERM)
+    time.sleep(after_s)
+
+    assert len(_burst()) == 1
+
+
+async def test_clients_come_and_go_while_nodes_leave(home: Path) -> None:
+    """Leaving when idle and joining race; nobody may see it."""
+    nodes = set()
+
+    async def visit(delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        async with AsyncSandboxClient() as client, await client.create_sandbox("any") as sandbox:
+            nodes.add(sandbox.id.split("-")[1])
+            assert (await sandbox.exec("echo x")).stdout == b"x\n"
+
+    for after_s in (0.0, 0.9, 1.0, 1.1, 1.2):  # it looks four times a second whether it may leave
+        await asyncio.sleep(after_s * IDLE_S)
+        await asyncio.gather(*(visit(delay_s) for delay_s in (0.0, 0.02, 0.05)))
+    assert len(nodes) > 1
+
+
+def test_node_stays_for_a_client_and_for_a_sandbox_and_leaves_after_both(home: Path) -> None:
+    """A client that thinks for an hour must find its node again; a sandbox needs no client."""
+    with SandboxClient() as client:
+        client.ledger()
+        node = _pid_of_node(home)
+        time.sleep(3 * IDLE_S)
+        sandbox = client.create_sandbox("any")
+        sandbox.keep()
+    time.sleep(3 * IDLE_S)
+    assert _pid_of_node(home) == node
+
+    with SandboxClient() as client:
+        client.delete_sandbox(sandbox.id)
+    _wait_until_left(home)
+    with pytest.raises(ProcessLookupError):
+        os.kill(node, 0)
+
+
+def test_node_is_of_a_session_of_its_own_and_gets_no_secrets(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the terminal of its first client must not reach it, nor that one's tokens."""
+    monkeypatch.setenv("MODEL_TOKEN", "hush")
+    monkeypatch.setenv("COLDFRAME_API_KEY", "cf_hush")
+    with SandboxClient() as client:
+        client.ledger()
+        node = _pid_of_node(home)
+        assert os.getsid(node) == node
+        assert b"hush" not in Path(f"/proc/{node}/environ").read_bytes()
+        assert Path(f"/proc/{node}/cwd").resolve() == Path("/")
+    assert oct(places.log_of(home).stat().st_mode)[-3:] == "600"
+
+
+def test_node_that_was_killed_is_started_again_by_who_needs_it(home: Path) -> None:
+    """A client outlives its node."""
+    with SandboxClient() as client:
+        client.ledger()
+        os.kill(_pid_of_node(home), signal.SIGKILL)
+        with client.create_sandbox("any") as sandbox:
+            assert sandbox.exec("echo again").stdout == b"again\n"
+
+
+def test_node_that_was_stopped_is_not_started_by_its_old_clients(home: Path) -> None:
+    """Whoever stops a node means it."""
+    with SandboxClient() as client:
+        client.ledger()
+        os.kill(_pid_of_node(home), signal.SIGTERM)
+        _wait_until_left(home)
+        with pytest.raises(ServiceUnreachableError, match=r"node\.sock"):
+            client.ledger()
+    with SandboxClient() as other:
+        other.ledger()
+
+
+def test_client_of_another_version_is_told_what_to_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two virtual environments on one machine is how this happens."""
+    with SandboxClient() as client:
+        client.ledger()
+        monkeypatch.setattr("coldframe.client._remote._VERSION", (wire.VERSION_HEADER, "99"))
+        with pytest.raises(VersionMismatchError, match=r"'99'.*upgrade.*in-process"):
+            SandboxClient().ledger()
+
+
+def test_node_with_another_runtime_is_refused(home: Path) -> None:
+    """No isolation where it was asked for would be the worst surprise."""
+    with SandboxClient() as client:
+        client.ledger()
+        with pytest.raises(InvalidRequestError, match="'fake', not 'native'"):
+            SandboxClient(runtime="native").ledger()
+
+
+def test_node_that_cannot_start_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own words, not a time-out."""
+    monkeypatch.setenv("COLDFRAME_WORKERS", "none")
+    with pytest.raises(CapabilityError, match=r"COLDFRAME_WORKERS='none'.*in-process"):
+        SandboxClient().ledger()
+
+
+def test_home_without_room_for_a_socket_is_refused(tmp_path: Path) -> None:
+    """The kernel would cut the path, or say `AF_UNIX path too long`."""
+    with pytest.raises(InvalidRequestError, match="shorter COLDFRAME_HOME"):
+        SandboxClient(home=tmp_path / ("x" * 100)).ledger()
+
+
+AS_NOBODY = """
+import os
+import coldframe.client._machine, coldframe.client._remote
+from coldframe import SandboxClient
+from coldframe.protocol.errors import ColdframeError
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    SandboxClient().ledger()
+except ColdframeError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("served", [True, False])
+def test_user_without_rights_is_told_so(home: Path, tmp_path: Path, served: bool) -> None:
+    """Neither a node of root nor a home of root's is theirs."""
+    for directory in (tmp_path, *tmp_path.parents[:3]):
+        if str(directory).startswith("/tmp/pytest"):
+            directory.chmod(0o755)
+    home.mkdir(exist_ok=True)
+    with SandboxClient() if served else contextlib.nullcontext() as client:
+        if client is not None:
+            client.ledger()
+        said = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY], check=True, capture_output=True, text=True
+        ).stdout
+    wanted = NotPermittedError if served else CapabilityError
+    assert said.startswith(wanted.__name__), said
+    assert "COLDFRAME_URL=in-process" in said
+
+
+def test_environment_says_in_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One variable says which node, for programs that one does not write oneself."""
+    monkeypatch.setenv("COLDFRAME_URL", "in-process")
+    with SandboxClient() as client:
+        assert client.ledger().balanced
+    assert not places.socket_of(home).exists()
