@@ -41,6 +41,7 @@ ROOMS: dict[str, Room] = {
     ),
     "run": Room("coldframe.cli.run:run", "Run one command in a fresh sandbox of an image."),
     "serve": Room("coldframe.cli.serve:serve", "Serve this machine's node to clients."),
+    "node": Room("coldframe.cli.node:app", "See and stop the machine's node."),
     "key": Room("coldframe.cli.key:app", "Make, list and revoke keys of the service."),
     "sandbox": Room("coldframe.cli.sandbox:app", "Make, use and delete sandboxes of a service."),
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),

@@ -1,0 +1,170 @@
+"""`coldframe node`: the machine's node as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from coldframe.protocol import places
+from coldframe.protocol.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    NotPermittedError,
+)
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+_STOP_S = 120.0
+"""How long a node may take to end by itself: commands have 30 s of it, the rest is deletion."""
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Say whether the machine's node runs, and how much it does.
+
+    It is the node of COLDFRAME_HOME (default /var/lib/coldframe). Exit code: 0 it answers, 1 it
+    does not run.
+    """
+    home = _home()
+    pid = pid_of_node(home)
+    found: dict[str, Any] = {
+        "running": pid is not None,
+        "home": str(home),
+        "socket": str(places.socket_of(home)),
+        "pid": pid,
+    }
+    if pid is not None:
+        found |= asyncio.run(_asked(home))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif pid is None:
+        print(f"no node runs for {home}; a client starts one, and so does coldframe serve")
+    else:
+        states = ", ".join(f"{count} {state}" for state, count in found["sandboxes"].items())
+        print(f"the node of {home} runs: process {pid}, {found['socket']}")
+        print(f"coldframe {found['coldframe']}, protocol {found['protocol']}, {found['runtime']}")
+        print(f"sandboxes: {states or 'none'}")
+    return 0 if pid is not None else 1
+
+
+@app.command()
+def stop(
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait for commands; they end with the node.")
+    ] = False,
+) -> None:
+    """Stop the machine's node, and return when it has ended. One that does not run is fine.
+
+    Commands that run have 30 s to come to their end; then every sandbox is deleted. Clients that
+    are there get an error, and do not start it again; new ones do.
+    """
+    home = _home()
+    pid = pid_of_node(home)
+    if pid is None:
+        print(f"no node runs for {home}")
+        return
+    with _process(pid) as process:
+        _signal(process)
+        if now:
+            time.sleep(0.1)  # two signals at once may arrive as one
+            _signal(process)
+        if not select.select([process], [], [], _STOP_S)[0]:
+            raise CapabilityError(
+                f"the node (process {pid}) has not ended within {_STOP_S:g} s; see what it waits "
+                "for with coldframe sandbox ls, or use --now"
+            )
+    print(f"the node of {home} has ended")
+
+
+def _home() -> Path:
+    from coldframe.node.settings import NodeSettings
+
+    return NodeSettings.from_environment().home
+
+
+def pid_of_node(home: Path) -> int | None:
+    """Return the process that serves the home's socket; None: nobody does.
+
+    Raises:
+        NotPermittedError: it is another user's.
+        CapabilityError: it is in a container that has processes of its own.
+    """
+    path = places.socket_of(home)
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as link:
+        link.settimeout(10)
+        try:
+            link.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except PermissionError as error:
+            raise NotPermittedError(
+                f"the node at {path} is for root and the user who started it; run this as one of "
+                "them"
+            ) from error
+        except OSError as error:
+            raise InvalidRequestError(f"{path}: {error}") from error
+        credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid = int.from_bytes(credentials[:4], "little")
+    if pid == 0:
+        raise CapabilityError(f"the node at {path} runs in another container; stop it there")
+    return pid
+
+
+@contextlib.contextmanager
+def _process(pid: int) -> Iterator[int]:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise InvalidRequestError(f"the node (process {pid}) has just ended") from None
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
+def _signal(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+
+
+async def _asked(home: Path) -> dict[str, Any]:
+    """Ask a node of any version: no protocol is claimed, and only JSON is read."""
+    from coldframe.client._calls import call
+    from coldframe.client._http import Address, Http
+
+    http = Http(Address("localhost", unix=places.socket_of(home)), [])
+    with contextlib.closing(http):
+
+        async def get(target: str) -> Any:
+            return json.loads((await call(http, "GET", target)).body)
+
+        versions, able = await get("/v1/versions"), await get("/v1/capabilities")
+        states: Counter[str] = Counter()
+        cursor = ""
+        while True:
+            page = await get(f"/v1/sandboxes?limit=1000{cursor}")
+            states.update(one["state"] for one in page["sandboxes"])
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={quote(page['next_cursor'], safe='')}"
+    return {
+        "coldframe": versions["coldframe"],
+        "protocol": versions["protocol"],
+        "runtime": able["runtime"],
+        "sandboxes": dict(states),
+    }

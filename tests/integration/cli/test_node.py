@@ -1,0 +1,66 @@
+"""`coldframe node`: what runs on this machine, and an end to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldframe import SandboxClient
+from coldframe.protocol import places
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of the fake runtime; its node is stopped at the end."""
+    monkeypatch.setenv("COLDFRAME_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLDFRAME_RUNTIME", "fake")
+    monkeypatch.delenv("COLDFRAME_URL", raising=False)
+    yield tmp_path / "home"
+    assert _node("stop").returncode == 0
+
+
+def _node(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coldframe.cli.main", "node", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_status_and_stop_tell_what_is_so(home: Path) -> None:
+    """Whoever looks after a machine begins here."""
+    none = _node("status")
+    assert (none.returncode, "no node runs" in none.stdout) == (1, True)
+    assert json.loads(_node("status", "--json").stdout)["running"] is False
+
+    with SandboxClient() as client:
+        client.create_sandbox("any")
+        told = json.loads(_node("status", "--json").stdout)
+        assert (told["running"], told["runtime"]) == (True, "fake")
+        assert told["sandboxes"] == {"ready": 1}
+        assert f"process {told['pid']}" in _node("status").stdout
+        os.kill(told["pid"], 0)
+    stopped = _node("stop")
+    assert (stopped.returncode, "has ended" in stopped.stdout) == (0, True)
+    assert not places.socket_of(home).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(told["pid"], 0)
+    assert "no node runs" in _node("stop").stdout
+
+
+@pytest.mark.timeout(40)
+def test_stop_now_does_not_wait_for_commands(home: Path) -> None:
+    """A command that hangs must not hold up who means it."""
+    with SandboxClient() as client:
+        sandbox = client.create_sandbox("any")
+        sandbox.keep()
+        sandbox.start("sleep 300")
+        assert _node("stop", "--now").returncode == 0
