@@ -11,152 +11,167 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from coldframe import AsyncSandboxClient, ColdframeError, Execution, SandboxClient
 from coldframe.protocol.errors import ServiceUnreachableError
+from tests.fixtures.faults import EXECUTED, POINTS, Fault, faulty
 from tests.fixtures.service import Service, serving
 
-Cut = Callable[[bytes], bool]
+
+@pytest.fixture(params=["tcp", "unix"])
+def socket_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Where the proxy listens: a unix socket, or TCP."""
+    return tmp_path / "p.sock" if request.param == "unix" else None
 
 
-class Faulty:
-    """A proxy that breaks connections: where `cut_request` or `cut_answer` says so, once each."""
-
-    def __init__(self, service: Service) -> None:
-        self._path = service.unix.removeprefix("unix:")
-        self.cut_request: Cut = lambda _: False
-        self.cut_answer: Cut = lambda _: False
-        self.cuts = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
-        ways = [
-            asyncio.ensure_future(self._carry(reader, inner_writer, "cut_request")),
-            asyncio.ensure_future(self._carry(inner_reader, writer, "cut_answer")),
-        ]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        writer.transport.abort()
-        inner_writer.transport.abort()
-
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
-    ) -> None:
-        while data := await reader.read(1 << 16):
-            if getattr(self, name)(data):
-                setattr(self, name, lambda _: False)
-                self.cuts += 1
-                return
-            writer.write(data)
-            await writer.drain()
-
-
-@asynccontextmanager
-async def faulty(service: Service) -> AsyncIterator[tuple[Faulty, AsyncSandboxClient]]:
-    """A client that reaches a service by a proxy which breaks connections."""
-    proxy = Faulty(service)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, AsyncSandboxClient(url=f"http://127.0.0.1:{port}") as client:
-        yield proxy, client
-        proxy.cut_request = proxy.cut_answer = lambda _: False
-
-
-@pytest.mark.parametrize("side", ["cut_request", "cut_answer"])
+@pytest.mark.parametrize("point", POINTS)
 async def test_create_whose_connection_breaks_makes_one_sandbox(
-    service: Service, side: str
+    service: Service, point: str, socket_path: Path | None
 ) -> None:
     """A second one would run, and cost, until its lease ends."""
-    async with faulty(service) as (proxy, client):
+    async with faulty(service, socket_path) as (proxy, client):
         before = await client.ledger()
-        words = b"POST /v1/sandboxes " if side == "cut_request" else b"201 Created"
-        setattr(proxy, side, lambda data: words in data)
+        proxy.fault = Fault(b"POST /v1/sandboxes ", point)
 
         sandbox = await client.create_sandbox("any")
 
         after = await client.ledger()
-        assert proxy.cuts == 1
+        assert proxy.fault.cuts == 1
         assert after.created - before.created == 1
         assert [one.id for one in await client.list_sandboxes()] == [sandbox.id]
 
 
-@pytest.mark.parametrize("side", ["cut_request", "cut_answer"])
-async def test_command_whose_connection_breaks_runs_once(service: Service, side: str) -> None:
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("point", POINTS)
+async def test_command_whose_connection_breaks_runs_once(
+    service: Service, point: str, start: bool, socket_path: Path | None
+) -> None:
     """By its operation id the client gets the first result."""
+    async with faulty(service, socket_path) as (proxy, client):
+        sandbox = await client.create_sandbox("any")
+        proxy.fault = Fault(b"/execs?", point)
+
+        if start:
+            result = await (await sandbox.start("echo once >> count; cat count")).wait()
+        else:
+            result = await sandbox.exec("echo once >> count; cat count")
+
+        assert (proxy.fault.cuts, result.text) == (1, "once\n")
+        assert await sandbox.files.read("/count") == b"once\n"
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_delete_whose_connection_breaks_deletes_once(service: Service, point: str) -> None:
+    """It is asked again, and one that is gone is fine."""
     async with faulty(service) as (proxy, client):
         sandbox = await client.create_sandbox("any")
-        words = b"/execs?" if side == "cut_request" else b"200 OK"
-        setattr(proxy, side, lambda data: words in data)
+        before = await client.ledger()
+        proxy.fault = Fault(b"DELETE /v1/sandboxes/", point)
 
-        result = await sandbox.exec("echo once >> count; cat count")
+        await sandbox.delete()
 
-        assert (proxy.cuts, result.text) == (1, "once\n")
-        assert await sandbox.files.read("/count") == b"once\n"
+        after = await client.ledger()
+        assert proxy.fault.cuts == 1
+        assert after.deleted - before.deleted == 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("what", ["create", "exec"])
+async def test_connection_that_breaks_every_time_is_perhaps_executed_and_at_most_once(
+    service: Service, what: str, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives up must not say that nothing happened, and must not have done it six times."""
+    monkeypatch.setattr("coldframe.client._calls._PAUSES_S", (0.01,) * 5)
+    async with faulty(service) as (proxy, client):
+        sandbox = await client.create_sandbox("any")
+        await sandbox.files.write("/count", "")
+        before = await client.ledger()
+        words = b"POST /v1/sandboxes " if what == "create" else b"/execs?"
+        proxy.fault = Fault(words, point, times=6)
+
+        with pytest.raises(ServiceUnreachableError) as raised:
+            if what == "create":
+                await client.create_sandbox("any")
+            else:
+                await sandbox.exec("echo once >> count")
+
+        assert raised.value.execution is Execution.UNKNOWN
+        assert proxy.fault.cuts == 6
+        proxy.fault = None
+        made = (await client.ledger()).created - before.created
+        written = await sandbox.files.read("/count")
+        done = point in EXECUTED
+        assert (made, written) == (
+            (int(done), b"") if what == "create" else (0, b"once\n" if done else b"")
+        )
+        for other in await client.list_sandboxes():
+            await other.delete()
 
 
 async def test_stream_whose_connection_breaks_loses_no_byte(service: Service) -> None:
     """From its cursor it goes on, however often."""
     async with faulty(service) as (proxy, client):
         sandbox = await client.create_sandbox("any")
-        seen = 0
-
-        def now_and_then(data: bytes) -> bool:
-            nonlocal seen
-            seen += b"Coldframe-Offset".lower() in data.lower()
-            return seen % 3 == 2
-
-        got = b""
         stream = sandbox.stream("for i in 1 2 3 4 5 6; do seq 1 20000; sleep 0.1; done")
+        got, faults = b"", []
         async for chunk in stream:
-            proxy.cut_answer = now_and_then
             got += chunk.data
+            if proxy.fault is None or proxy.fault.cuts:
+                proxy.fault = Fault(b"/output/", POINTS[len(faults) % len(POINTS)])
+                faults.append(proxy.fault)
 
         whole = b"".join(b"%d\n" % number for number in range(1, 20001)) * 6
-        assert proxy.cuts > 0
+        assert sum(fault.cuts for fault in faults) > 0
         assert got == whole
 
 
+@pytest.mark.parametrize("point", POINTS)
 async def test_stdin_whose_connection_breaks_is_perhaps_written_and_not_sent_again(
-    service: Service,
+    service: Service, point: str, socket_path: Path | None
 ) -> None:
     """Twice the same input is another input."""
-    async with faulty(service) as (proxy, client):
+    async with faulty(service, socket_path) as (proxy, client):
         sandbox = await client.create_sandbox("any")
         process = await sandbox.start("cat", stdin_open=True)
-        proxy.cut_answer = lambda data: b"204 No Content" in data
+        proxy.fault = Fault(b"/stdin", point)
 
         with pytest.raises(ServiceUnreachableError) as raised:
-            await process.write_stdin("line\n")
+            await process.write_stdin("0123456789\n")
 
         assert raised.value.execution is Execution.UNKNOWN
+        assert proxy.fault.cuts == 1
         await process.close_stdin()
-        assert (await process.wait()).stdout == b"line\n"
+        written = (await process.wait()).stdout
+        if point in EXECUTED:
+            assert written == b"0123456789\n"
+        else:
+            assert b"0123456789\n".startswith(written)
+            assert len(written) < 11
 
 
-async def test_file_whose_connection_breaks_is_whole_or_as_it_was(service: Service) -> None:
+@pytest.mark.parametrize("size", [10, 5_000_000])
+@pytest.mark.parametrize("point", POINTS)
+async def test_file_whose_connection_breaks_is_whole_or_as_it_was(
+    service: Service, point: str, size: int, socket_path: Path | None
+) -> None:
     """And the error says that it may be either."""
-    async with faulty(service) as (proxy, client):
+    async with faulty(service, socket_path) as (proxy, client):
         sandbox = await client.create_sandbox("any")
-        await sandbox.files.write("/f", "before")
-        sizes = [0]
+        await sandbox.files.write("/d/f", "before")
+        proxy.fault = Fault(b"PUT ", point)
 
-        def in_the_middle(data: bytes) -> bool:
-            sizes[0] += len(data)
-            return sizes[0] > 300_000
-
-        proxy.cut_request = in_the_middle
         with pytest.raises(ServiceUnreachableError) as raised:
-            await sandbox.files.write("/f", b"x" * 5_000_000)
+            await sandbox.files.write("/d/f", b"x" * size)
 
         assert raised.value.execution is Execution.UNKNOWN
-        assert await sandbox.files.read("/f") == b"before"
+        assert proxy.fault.cuts == 1
+        wanted = b"x" * size if point in EXECUTED else b"before"
+        assert await sandbox.files.read("/d/f") == wanted
+        assert [one.name for one in await sandbox.files.list("/d")] == [b"f"]
 
 
 def test_service_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:
