@@ -12,6 +12,7 @@ import typer
 
 from coldframe.cli import render
 from coldframe.cli.progress import outcome
+from coldframe.cli.schemas import schema_problems
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.check import Checked, Trial, check_task
 from coldframe.rollouts.environment import ImageBuilder
@@ -60,8 +61,9 @@ def check(
 ) -> int:
     """Check tasks: the solution passes, doing nothing and every wrong/* solution fail.
 
-    Each so many times, with the same digests and rewards each time. Exit code: 0 all are
-    honest, 1 one is not, or was refused.
+    Each so many times, with the same digests and rewards each time. Where a rewards.toml lies
+    beside the tasks, every verdict must be what it declares, and its fixtures must hold. Exit
+    code: 0 all are honest, 1 one is not, or was refused.
     """
     if times < 1 or concurrency < 1:
         raise InvalidRequestError("--times and --concurrency are at least 1")
@@ -69,11 +71,13 @@ def check(
     loaded = load_batch(tasks, settings.host_env)
     checked = asyncio.run(_check(loaded, times, concurrency))
     reports = [one.report() for one in checked]
+    wrong = schema_problems(checked)
     if as_json:
-        print(json.dumps({"tasks": reports, "refused": loaded.refused}, sort_keys=True))
+        found = {"tasks": reports, "refused": loaded.refused, "schemas": wrong}
+        print(json.dumps(found, sort_keys=True))
     else:
-        _print(checked, loaded)
-    honest = all(one.honest for one in checked) and not loaded.refused
+        _print(checked, loaded, wrong)
+    honest = all(one.honest for one in checked) and not loaded.refused and not wrong
     return 0 if honest else 1
 
 
@@ -103,7 +107,7 @@ async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
     return [one.result() for one in running]
 
 
-def _print(checked: list[Checked], loaded: Loaded) -> None:
+def _print(checked: list[Checked], loaded: Loaded, schemas: list[str]) -> None:
     rows = []
     for one in checked:
         for name, found in one.report()["contenders"].items():
@@ -112,6 +116,7 @@ def _print(checked: list[Checked], loaded: Loaded) -> None:
     print(render.table(["TASK", "SOLUTION", "OUGHT TO", "DID"], rows))
     problems = [f"{one.task.key}: {problem}" for one in checked for problem in one.problems]
     problems += [f"refused: {why}" for why in loaded.refused.values()]
+    problems += schemas
     for problem in problems:
         print(f"problem: {render.sentence(problem)}")
     honest = sum(one.honest for one in checked)

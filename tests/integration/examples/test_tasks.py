@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coldframe import AsyncSandboxClient
+from coldframe.cli.schemas import schema_problems
 from coldframe.rollouts.check import check_task
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import find_tasks, load_task
@@ -92,6 +93,7 @@ async def test_example_in_real_sandboxes_tells_right_from_wrong(
         await images.close()
 
     assert checked.problems == ()
+    assert schema_problems([checked]) == []
 
 
 @pytest.mark.root
