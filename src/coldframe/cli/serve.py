@@ -9,15 +9,23 @@ import math
 import resource
 import ssl
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coldframe.cli import render
 from coldframe.protocol import places
 from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from coldframe.gateway.served import Served
+    from coldframe.gateway.settings import GatewaySettings
+    from coldframe.gateway.store import Store
+    from coldframe.node.settings import NodeSettings
 
 STORE_OPTION = typer.Option(
     "--store",
@@ -44,6 +52,15 @@ def serve(
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
     store: Annotated[str | None, STORE_OPTION] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Serve the node of this service instead of one of this process: unix:PATH, or a "
+            "URL with COLDFRAME_API_KEY, whose scope is admin.",
+        ),
+    ] = None,
+    node_key: Annotated[str | None, typer.Option(hidden=True, envvar="COLDFRAME_API_KEY")] = None,
     idle_exit: Annotated[
         float | None,
         typer.Option(
@@ -75,35 +92,68 @@ def serve(
         raise InvalidRequestError(
             f"--idle-exit {idle_exit:g} is not a number of seconds of at least 1"
         )
-    return asyncio.run(_serve(unix and unix.absolute(), listen, tls, store, idle_exit))
+    if node is not None and (idle_exit is not None or (unix is None and listen is None)):
+        raise InvalidRequestError("--node goes with --listen or --unix, and not with --idle-exit")
+    behind = Behind(node, node_key, store)
+    return asyncio.run(_serve(unix and unix.absolute(), listen, tls, behind, idle_exit))
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What a service is in front of."""
+
+    node_url: str | None
+    """None: a node of this process."""
+    node_key: str | None
+    store_url: str | None
+
+
+@asynccontextmanager
+async def _served(
+    behind: Behind, store: Store, settings: NodeSettings, chosen: GatewaySettings
+) -> AsyncIterator[Served]:
+    if behind.node_url is not None:
+        from coldframe.cli.relay import relayed
+
+        async with relayed(behind.node_url, behind.node_key, store) as relay:
+            yield relay
+        return
+    from coldframe.gateway.served import ServedNode
+    from coldframe.node.node import Node
+
+    async with Node(settings) as node:
+        yield ServedNode(node, store, chosen)
 
 
 async def _serve(
     unix: Path | None,
     listen: str | None,
     tls: ssl.SSLContext | None,
-    store_url: str | None,
+    behind: Behind,
     idle_exit_s: float | None,
 ) -> int:
     try:
         from coldframe.gateway import sockets
         from coldframe.gateway.server import Doors, Listen, until_stopped
+        from coldframe.gateway.settings import GatewaySettings
         from coldframe.gateway.store import open_store
     except ImportError as error:
         raise CapabilityError(
             f"coldframe serve lacks a library ({error}): pip install 'coldframe[gateway]'"
         ) from error
-    from coldframe.node.node import Node
     from coldframe.node.settings import NodeSettings
 
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
-    unix = unix or places.socket_of(settings.home)
-    await sockets.claim(unix)
+    if unix is None and behind.node_url is None:
+        unix = places.socket_of(settings.home)
+    if unix is not None:
+        await sockets.claim(unix)
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(store_url, settings.home))
-        node = await stack.enter_async_context(Node(settings))
-        doors = Doors(node, store)
+        store = await stack.enter_async_context(open_store(behind.store_url, settings.home))
+        chosen = GatewaySettings(audit=settings.home / "audit")
+        served = await stack.enter_async_context(_served(behind, store, settings, chosen))
+        doors = Doors(served, store, chosen)
         try:
             if at is not None:
                 at = await doors.open_tcp(at, tls)
@@ -111,12 +161,13 @@ async def _serve(
                 _say(f"serving {scheme}://{at}")
                 if await store.keyless():
                     _say("no keys: loopback only, and whoever is on this machine may do everything")
-            await doors.open_unix(unix)
-            _say(f"serving unix:{unix}")
+            if unix is not None:
+                await doors.open_unix(unix)
+                _say(f"serving unix:{unix}")
             _raise_descriptor_limit()
             gc.collect()
             gc.freeze()  # what is loaded now stays: looking through it again and again costs execs
-            report = await until_stopped(doors, node, idle_exit_s=idle_exit_s)
+            report = await until_stopped(doors, idle_exit_s=idle_exit_s)
         except ColdframeError:
             await doors.close()
             raise

@@ -14,10 +14,12 @@ import coldframe
 from coldframe.gateway import execs, failures, files, images, ports, sandboxes, service, streams
 from coldframe.gateway.context import Service
 from coldframe.gateway.models import ErrorBody, Lease, MakeDirectory, Mode, Ownership, Signal
+from coldframe.gateway.routes import Routes
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
 from coldframe.protocol.network import NetworkPolicy
 
+_PARTS = (sandboxes, execs, streams, files, ports, images, service)
 _BODIES = (
     SandboxSpec,
     ExecRequest,
@@ -45,7 +47,7 @@ def make_app(made: Service) -> FastAPI:
         responses=_ERRORS,
     )
     app.state.service = made
-    for part in (sandboxes, execs, streams, files, ports, images, service):
+    for part in _PARTS:
         app.include_router(part.router)
     app.add_exception_handler(ColdframeError, _answer_ours)
     app.add_exception_handler(BrokenPipeError, _answer_ours)
@@ -56,6 +58,11 @@ def make_app(made: Service) -> FastAPI:
     plain = app.openapi
     app.openapi = lambda: _with_bodies(plain())  # type: ignore[method-assign]
     return app
+
+
+def routes() -> Routes:
+    """Return every route, to be looked up by what is asked for."""
+    return Routes(route for part in _PARTS for route in part.router.routes)
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:

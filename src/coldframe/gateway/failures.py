@@ -93,10 +93,3 @@ def answer_fault(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
     fault = ColdframeError("the service failed; its log says why", execution=Execution.UNKNOWN)
     return answer(fault)
-
-
-def note(error: BaseException, scope: Any) -> None:
-    """Log a refusal: who came from where for what, never with what."""
-    client = scope.get("client") or ("unix", 0)
-    method = scope.get("method", scope["type"])
-    log.warning("%s refused: %s %s: %s", client[0], method, scope["path"][:200], error)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coldframe.gateway import failures
+from coldframe.gateway.behalf import HEADER, heard
 from coldframe.gateway.identity import Identity, local
 from coldframe.gateway.keys import authenticate
 from coldframe.gateway.store import Store
@@ -90,11 +91,16 @@ class Guard:
         try:
             _require_version(scope)
             if scope["path"] not in OPEN_PATHS:
-                scope.setdefault("state", {})["identity"] = await self._admit(scope)
+                scope.setdefault("state", {})["identity"] = await self._identify(scope)
         except ColdframeError as error:
             await _refuse(scope, send, error)
             return
         await self._app(scope, receive, send)
+
+    async def _identify(self, scope: Scope) -> Identity:
+        sender = await self._admit(scope)
+        behalf = _header(scope["headers"], HEADER)
+        return sender if behalf is None else heard(behalf, sender)
 
 
 def _require_version(scope: Scope) -> None:
@@ -107,7 +113,6 @@ def _require_version(scope: Scope) -> None:
 
 
 async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
-    failures.note(error, scope)
     status = failures.status_of(error)
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:60]})

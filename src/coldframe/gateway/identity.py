@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coldframe.protocol.errors import NotPermittedError
+from coldframe.protocol.models import Quota
 
 
 class Scope(StrEnum):
@@ -31,6 +32,10 @@ class Identity:
     scopes: frozenset[Scope]
     name: str
     """For the log: the key's id, or how the caller was known."""
+    quota: Quota | None = None
+    """What a gateway that relays said the owner may have."""
+    relayed: bool = False
+    """Whether a gateway tells who this is."""
 
     @property
     def tag(self) -> str:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request, WebSocket
+from fastapi import APIRouter, Path, Request, WebSocket, WebSocketDisconnect
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
@@ -98,10 +98,10 @@ async def websocket(socket: WebSocket, sandbox_id: str, port: Port) -> None:
     await socket.accept()
     hearing = asyncio.ensure_future(_hear(socket, writer))
     try:
-        with contextlib.suppress(ConnectionError, RuntimeError):
+        with contextlib.suppress(ConnectionError, RuntimeError, WebSocketDisconnect):
             while piece := await _read_or_stop(reader, hearing):
                 await socket.send_bytes(piece)
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await socket.close()
     finally:
         hearing.cancel()

@@ -47,6 +47,7 @@ async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Re
     began = time.perf_counter()
     making = tenant.create(spec, idempotency_key)
     info = await (making if idempotency_key is not None else unless_gone(request, making))
+    request.state.sandbox = info.id
     service_of(request).meters.boot.add(time.perf_counter() - began)
     return json_answer(info, 201)
 

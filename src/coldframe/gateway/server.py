@@ -1,4 +1,4 @@
-"""A node with its doors open: a unix socket, TCP, or both, on one event loop.
+"""A node, or a way to one, with its doors open: a unix socket, TCP, or both, on one event loop.
 
 A stop closes the doors, lets what is being answered come to its end, and then ends the node with
 its sandboxes. A second stop does not wait for answers.
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from coldframe.gateway import sockets
 from coldframe.gateway.activity import Activity, Counting
-from coldframe.gateway.app import make_app
-from coldframe.gateway.context import Service
-from coldframe.gateway.express import Express
+from coldframe.gateway.app import routes
+from coldframe.gateway.audit import Audited, AuditLog
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.protocol import bounded
+from coldframe.gateway.served import Served
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.store import Store
-from coldframe.node.node import Node
 from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
@@ -70,13 +70,12 @@ class _Server(uvicorn.Server):
 
 
 class Doors:
-    """Serves a node that is started."""
+    """Serves a node that is started, or another service."""
 
-    def __init__(self, node: Node, store: Store, settings: GatewaySettings | None = None) -> None:
-        self._settings = settings or GatewaySettings()
-        self._store = store
-        self._service = Service(node, store, self._settings)
-        self._app = make_app(self._service)
+    def __init__(self, served: Served, store: Store, settings: GatewaySettings) -> None:
+        self._served, self._store, self._settings = served, store, settings
+        self._audit = _audit(settings)
+        self._routes = routes()
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None
         self._activity = Activity()
@@ -122,8 +121,10 @@ class Doors:
         self, listener: socket.socket, admit: Admission, tls: ssl.SSLContext | None
     ) -> None:
         listener.setblocking(False)
-        guarded = Guard(Express(self._app, self._app), admit)
-        app = Counting(guarded, self._service.meters, self._activity)
+        app: ASGIApp = Guard(self._served.app, admit)
+        if self._audit is not None:
+            app = Audited(app, self._audit, self._routes)
+        app = Counting(app, self._served.meters, self._activity)
         config = uvicorn.Config(
             app,
             http=bounded(self._settings.head_bytes, self._settings.head_s),
@@ -154,7 +155,7 @@ class Doors:
         """Return once there was no sandbox and no request for so long; then nobody gets in."""
         while self._activity.idle_s() < seconds:
             await asyncio.sleep(min(seconds - self._activity.idle_s(), seconds / 4))
-            if any(self._service.node.load().states.values()):
+            if self._served.live():
                 self._activity.touch()
         # Nothing may come between looking and closing: who connects now is turned away, and
         # starts another node.
@@ -173,13 +174,20 @@ class Doors:
             server.should_exit = True
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._settings.drain_s
-        busy = self._service.node.load
-        while busy().running and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
+        busy = self._served.running
+        while busy() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)  # the last command that ends tells nobody
-        self._service.polls.stop()
+        self._served.answer_now()
         await asyncio.gather(*(task for _, task in self._servers))
         if self._unix is not None:
             self._unix.unlink(missing_ok=True)
+        if self._audit is not None:
+            self._audit.close()
+
+    async def end(self) -> CloseReport:
+        """Close, and end what is served."""
+        await self.close()
+        return await self._served.close()
 
     def hurry(self) -> None:
         """Do not wait for commands or answers any more."""
@@ -188,10 +196,20 @@ class Doors:
             server.force_exit = True
 
 
-async def until_stopped(
-    doors: Doors, node: Node, *, idle_exit_s: float | None = None
-) -> CloseReport:
-    """Serve until SIGTERM or SIGINT, drain, end the node; a second signal ends the draining.
+def _audit(settings: GatewaySettings) -> AuditLog | None:
+    if settings.audit is None:
+        return None
+    try:
+        return AuditLog(settings.audit, settings.audit_bytes, settings.audit_files)
+    except OSError as error:
+        raise CapabilityError(
+            f"no audit log can be written in {settings.audit}: {error}; run as the owner of "
+            "COLDFRAME_HOME"
+        ) from error
+
+
+async def until_stopped(doors: Doors, *, idle_exit_s: float | None = None) -> CloseReport:
+    """Serve until SIGTERM or SIGINT, drain, end what is served; a second signal ends the draining.
 
     With `idle_exit_s` it also ends when nobody has used it for so long.
     """
@@ -207,8 +225,7 @@ async def until_stopped(
         loop.add_signal_handler(number, on_signal)
     try:
         await _first(stop.wait(), doors.until_idle(idle_exit_s) if idle_exit_s else None)
-        await doors.close()
-        return await node.close()
+        return await doors.end()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

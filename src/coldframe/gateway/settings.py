@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MIB = 1 << 20
 
@@ -23,3 +24,9 @@ class GatewaySettings:
     """How long a stop waits for requests that are being answered."""
     health_s: float = 10.0
     """How long an answer of /healthz is good for."""
+    audit: Path | None = None
+    """The directory of the audit log; None: there is none."""
+    audit_bytes: int = 64 * MIB
+    """How large one file of it becomes."""
+    audit_files: int = 8
+    """How many of them are kept."""

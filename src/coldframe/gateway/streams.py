@@ -149,7 +149,7 @@ async def attach(
         telling.cancel()
         hearing.cancel()
         await asyncio.gather(telling, hearing, return_exceptions=True)
-    with contextlib.suppress(RuntimeError):  # the client has closed it already
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client has closed it already
         await socket.close()
 
 

@@ -82,7 +82,13 @@ class Tenant:
 
     async def _quota(self) -> Quota | None:
         owner = self.identity.owner
-        return None if owner is None else await self._quotas.quota(owner)
+        if owner is None:
+            return None
+        if not self.identity.relayed:
+            return await self._quotas.quota(owner)
+        if self.identity.quota is None:
+            raise InvalidRequestError("the gateway did not say the quota of who asks")
+        return self.identity.quota
 
     def _inward(self, spec: SandboxSpec) -> SandboxSpec:
         owner = self.identity.owner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,5 +87,21 @@ async def test_native_runtime_keeps_every_promise_over_tcp(
     )
 
     await opened.close()
+    assert report.ok, str(report)
+    assert len(report.outcomes) - len(report.skipped) > 40
+
+
+async def test_fake_runtime_keeps_every_promise_through_a_gateway_before_its_node(
+    service: Service, tmp_path: Path
+) -> None:
+    """A request that is passed on is the same request."""
+    with serving(tmp_path, "fake", "--node", service.unix) as gateway:
+        opened = await RemoteNode.open(parse(gateway.tcp), None)
+        report = await run_self_check(
+            ServedRuntime(opened),
+            FakeImages().resolve("any"),
+            only={check.name for check in THROUGH_A_NODE},
+        )
+        await opened.close()
     assert report.ok, str(report)
     assert len(report.outcomes) - len(report.skipped) > 40

@@ -1,0 +1,291 @@
+"""Pass requests on to another service as they are, in the name of whoever makes them.
+
+What stands behind a `Guard` is asked by callers that it has let in; the other service takes their
+names from the header (`behalf.py`). Bodies stream both ways at once, at the pace of the slower
+side. Why not through the SDK's link: docs/adr/0055-several-gateways-over-one-node.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from coldframe.gateway import failures
+from coldframe.gateway.behalf import HEADER, told
+from coldframe.gateway.identity import Identity
+from coldframe.gateway.meters import Meters
+from coldframe.gateway.tenants import Quotas
+from coldframe.node.sandboxes import CloseReport
+from coldframe.protocol.errors import ColdframeError, ServiceUnreachableError
+
+_CREATES = "/v1/sandboxes"
+_FRAME_BYTES = 16 << 20
+_OPEN_S = 10.0
+_OURS = frozenset(
+    {
+        *(b"host", b"authorization", b"content-length", b"transfer-encoding", HEADER),
+        *(b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect"),
+        *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+    }
+)
+"""Headers of one connection, and those that say who asks: never passed on."""
+_NORMAL, _UNSAID = 1000, {1005, 1006}
+_REFUSED = 1008
+_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
+
+Headers = Sequence[tuple[str, str]]
+
+
+class _Address(Protocol):
+    @property
+    def host(self) -> str: ...
+    @property
+    def authority(self) -> str: ...
+    @property
+    def unix(self) -> Path | None: ...
+    @property
+    def tls(self) -> bool: ...
+
+
+class _Head(Protocol):
+    status: int
+    headers: Mapping[str, str]
+
+
+class Upstream(Protocol):
+    """Connections to the other service; the SDK's `Http` is one."""
+
+    address: Any
+
+    def stream(
+        self,
+        method: str,
+        target: str,
+        content: AsyncIterator[bytes] | None = None,
+        headers: Headers = (),
+    ) -> contextlib.AbstractAsyncContextManager[tuple[_Head, AsyncIterator[bytes]]]:
+        """Send a request whose body is sent while the answer is read.
+
+        Raises:
+            ServiceUnreachableError: nobody answers, or no more.
+        """
+
+
+class Relay:
+    """An application that is another service."""
+
+    def __init__(self, upstream: Upstream, quotas: Quotas, own: Headers = ()) -> None:
+        """Take the way to it, where quotas are, and headers that let this gateway in there."""
+        self._upstream, self._quotas, self._own = upstream, quotas, tuple(own)
+        self._tls = ssl.create_default_context() if upstream.address.tls else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with what the other service answers."""
+        try:
+            target, headers = _target(scope), await self._headers(scope)
+        except ColdframeError as error:
+            await _answer(scope, receive, send, error)
+            return
+        if scope["type"] == "websocket":
+            await self._websocket(scope, target, headers, receive, send)
+        else:
+            await self._request(scope, target, headers, receive, send)
+
+    async def _headers(self, scope: Scope) -> list[tuple[str, str]]:
+        passed = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name not in _OURS and not name.startswith(b"sec-websocket-")
+        ]
+        identity: Identity | None = scope.get("state", {}).get("identity")
+        if identity is not None:
+            quota = None
+            if identity.owner is not None and scope["path"] == _CREATES:
+                quota = await self._quotas.quota(identity.owner)
+            passed.append((HEADER.decode(), told(identity, quota)))
+        return passed
+
+    # --- requests ---------------------------------------------------------------------
+
+    async def _request(
+        self, scope: Scope, target: str, headers: Headers, receive: Receive, send: Send
+    ) -> None:
+        asked = _Asked(scope, receive)
+        passing = asyncio.ensure_future(self._pass(scope, asked, target, headers, send))
+        leaving = asyncio.ensure_future(asked.left())
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                passing.result()
+        finally:
+            passing.cancel()
+            leaving.cancel()
+            await asyncio.gather(passing, leaving, return_exceptions=True)
+            if asked.content is not None:
+                await asked.content.aclose()
+
+    async def _pass(
+        self, scope: Scope, asked: _Asked, target: str, headers: Headers, send: Send
+    ) -> None:
+        begun = False
+        try:
+            going = self._upstream.stream(scope["method"], target, asked.content, headers)
+            async with going as (head, pieces):
+                shown = [
+                    (name.encode("latin-1"), value.encode("latin-1"))
+                    for name, value in head.headers.items()
+                    if name == "content-length" or name.encode("latin-1") not in _OURS
+                ]
+                start = {"type": "http.response.start", "status": head.status, "headers": shown}
+                begun = True
+                await send(start)
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except ServiceUnreachableError as error:
+            if not begun:  # else the answer ends in the middle, as it did
+                await _answer(scope, asked.receive, send, error)
+        except _LeftError:
+            pass
+
+    # --- WebSockets -------------------------------------------------------------------
+
+    async def _websocket(
+        self, scope: Scope, target: str, headers: Headers, receive: Receive, send: Send
+    ) -> None:
+        await receive()
+        spoken = scope.get("subprotocols") or None
+        try:
+            async with self._connected(target, [*self._own, *headers], spoken) as theirs:
+                await send({"type": "websocket.accept", "subprotocol": theirs.subprotocol})
+                hearing = asyncio.ensure_future(_hear(receive, theirs))
+                try:
+                    async for message in theirs:
+                        key = "bytes" if isinstance(message, bytes) else "text"
+                        await send({"type": "websocket.send", key: message})
+                finally:
+                    hearing.cancel()
+                    await asyncio.gather(hearing, return_exceptions=True)
+                code = theirs.close_code or _NORMAL
+                code = _NORMAL if code in _UNSAID else code
+                await _close(send, code, theirs.close_reason or "")
+        except InvalidStatus:
+            await _close(send, _REFUSED, "the node refused it")
+        except ConnectionClosed:
+            await _close(send, _NORMAL, "")
+        except (WebSocketException, OSError, TimeoutError):
+            await _close(send, _REFUSED, "the node behind this gateway does not answer")
+
+    def _connected(self, target: str, headers: Headers, spoken: list[str] | None) -> connect:
+        address = self._upstream.address
+        options: dict[str, Any] = {
+            "additional_headers": list(headers),
+            "max_size": _FRAME_BYTES,
+            "open_timeout": _OPEN_S,
+            "compression": None,
+            "subprotocols": spoken,
+            "user_agent_header": None,
+            "proxy": None,
+        }
+        if address.unix is not None:
+            return unix_connect(str(address.unix), f"ws://localhost{target}", **options)
+        scheme = "ws" if self._tls is None else "wss"
+        return connect(f"{scheme}://{address.authority}{target}", ssl=self._tls, **options)
+
+
+class ServedRelay:
+    """See `Served`: nothing of the other service ends with this one."""
+
+    def __init__(self, upstream: Upstream, quotas: Quotas, own: Headers) -> None:
+        self.app: ASGIApp = Relay(upstream, quotas, own)
+        self.meters = Meters()
+
+    def running(self) -> int:
+        """See `Served`."""
+        return 0
+
+    def live(self) -> bool:
+        """See `Served`."""
+        return False
+
+    def answer_now(self) -> None:
+        """See `Served`: who waits there is answered there."""
+
+    async def close(self) -> CloseReport:
+        """See `Served`."""
+        return CloseReport()
+
+
+class _LeftError(Exception):
+    """The client went away in the middle of its body."""
+
+
+class _Asked:
+    """A request that is being read: its body, and whether its client has left."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.receive = receive
+        self._read = asyncio.Event()
+        sized = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in scope["headers"]
+        )
+        self.content = self._pieces() if sized else None
+        if not sized:
+            self._read.set()
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    raise _LeftError
+                if message.get("body"):
+                    yield message["body"]
+                if not message.get("more_body"):
+                    return
+        finally:
+            self._read.set()
+
+    async def left(self) -> None:
+        """Return when the client has left; what it still sends is nobody's."""
+        await self._read.wait()
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _hear(receive: Receive, theirs: ClientConnection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while (message := await receive())["type"] != "websocket.disconnect":
+            data = message.get("bytes")
+            await theirs.send(message.get("text") or "" if data is None else data)
+    await theirs.close()
+
+
+async def _close(send: Send, code: int, reason: str) -> None:
+    with contextlib.suppress(RuntimeError, OSError):  # the client has closed it already
+        await send({"type": "websocket.close", "code": code, "reason": reason[:60]})
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send, error: ColdframeError) -> None:
+    if scope["type"] == "websocket":
+        await _close(send, _REFUSED, str(error))
+        return
+    await failures.answer(error)(scope, receive, send)
+
+
+def _target(scope: Scope) -> str:
+    """Return path and query as they were sent; what is no ASCII is percent-encoded."""
+    raw = scope.get("raw_path") or quote(scope["path"]).encode()
+    query = scope["query_string"]
+    whole = raw + b"?" + query if query else raw
+    return quote(whole, safe=_VISIBLE)

@@ -1,0 +1,62 @@
+"""What stands behind the doors: a node of this process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.types import ASGIApp
+
+from coldframe.gateway.app import make_app
+from coldframe.gateway.context import Service
+from coldframe.gateway.express import Express
+from coldframe.gateway.meters import Meters
+from coldframe.gateway.settings import GatewaySettings
+from coldframe.gateway.tenants import Quotas
+from coldframe.node.node import Node
+from coldframe.node.sandboxes import CloseReport
+
+
+class Served(Protocol):
+    """An application, and what the doors need to know to close."""
+
+    app: ASGIApp
+    meters: Meters
+
+    def running(self) -> int:
+        """How many commands would be cut short by a stop."""
+
+    def live(self) -> bool:
+        """Whether there are sandboxes that a stop would end."""
+
+    def answer_now(self) -> None:
+        """Let those that wait for something be answered at once."""
+
+    async def close(self) -> CloseReport:
+        """End everything that ends with this process. Twice is fine."""
+
+
+class ServedNode:
+    """A node that is started, served by the routes of `app`."""
+
+    def __init__(self, node: Node, quotas: Quotas, settings: GatewaySettings) -> None:
+        self._node = node
+        self._service = Service(node, quotas, settings)
+        routed = make_app(self._service)
+        self.app: ASGIApp = Express(routed, routed)
+        self.meters = self._service.meters
+
+    def running(self) -> int:
+        """See `Served`."""
+        return self._node.load().running
+
+    def live(self) -> bool:
+        """See `Served`."""
+        return any(self._node.load().states.values())
+
+    def answer_now(self) -> None:
+        """See `Served`."""
+        self._service.polls.stop()
+
+    async def close(self) -> CloseReport:
+        """See `Served`."""
+        return await self._node.close()

@@ -1,0 +1,349 @@
+"""Two gateways before one node, their keys in a real Redis: they agree, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from coldframe import AsyncSandboxClient, SandboxClient
+from coldframe.protocol.errors import (
+    ColdframeError,
+    NotAuthenticatedError,
+    NotPermittedError,
+    OperationMismatchError,
+    QuotaError,
+    SandboxNotFoundError,
+    ServiceUnreachableError,
+    StoreUnreachableError,
+)
+from tests.fixtures.redis import RedisServer, redis_running
+from tests.fixtures.service import Service, serving
+from tests.integration.gateway.conftest import http
+
+
+@dataclass
+class Pair:
+    """A node, two gateways before it, and the Redis that they share."""
+
+    node: Service
+    gateways: tuple[Service, Service]
+    redis: RedisServer
+
+    def key(self, owner: str, *scopes: str) -> str:
+        """Make a key."""
+        words = [word for scope in scopes for word in ("--scope", scope)]
+        return self.command("key", "create", "--owner", owner, *words)
+
+    def command(self, *words: str) -> str:
+        """Run `coldframe` on the store of both."""
+        done = subprocess.run(
+            [sys.executable, "-m", "coldframe.cli.main", *words],
+            env={**os.environ, "COLDFRAME_STORE": self.redis.url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    @contextlib.contextmanager
+    def clients(self, key: str) -> Iterator[tuple[SandboxClient, SandboxClient]]:
+        """A client of each gateway, with one key."""
+        one, two = (SandboxClient(url=gateway.tcp, api_key=key) for gateway in self.gateways)
+        try:
+            yield one, two
+        finally:
+            with contextlib.suppress(ColdframeError):
+                one.close()
+            with contextlib.suppress(ColdframeError):
+                two.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Real processes: a node, two gateways, a Redis server."""
+    directory = tmp_path_factory.mktemp("pair")
+    for name in ("node", "one", "two"):
+        (directory / name).mkdir()
+    with (
+        redis_running(directory / "redis") as redis,
+        serving(directory / "node", "fake", COLDFRAME_QUARANTINE_S="0.2") as node,
+        _gateway(directory / "one", node, redis) as one,
+        _gateway(directory / "two", node, redis) as two,
+    ):
+        yield Pair(node, (one, two), redis)
+
+
+def _gateway(
+    directory: Path, node: Service, redis: RedisServer
+) -> contextlib.AbstractContextManager[Service]:
+    return serving(directory, "fake", "--node", node.unix, "--store", redis.url)
+
+
+def test_what_was_asked_by_one_gateway_is_answered_by_the_other(pair: Pair) -> None:
+    """A client that is sent to another gateway in the middle must do nothing twice."""
+    with pair.clients(pair.key("ada")) as (one, two):
+        made = one.create_sandbox("any", operation_id="make", name="mine")
+        again = two.create_sandbox("any", operation_id="make", name="mine")
+        assert again.id == made.id
+        with pytest.raises(OperationMismatchError):
+            two.create_sandbox("any", operation_id="make", name="mine", cpu=2.0)
+
+        first = made.exec("echo once >> ran; echo said", operation_id="run")
+        second = again.exec("echo once >> ran; echo said", operation_id="run")
+        assert (first.started_at, first.stdout) == (second.started_at, b"said\n")
+        assert again.files.read("/ran") == b"once\n"
+
+        made.renew(5000)
+        assert two.get_sandbox("mine").info.expires_at == pytest.approx(time.time() + 5000, abs=30)
+        version = two.get_sandbox(made.id).info.version
+        with http(pair.gateways[1].tcp, pair.key("ada")) as caller:
+            stale = caller.delete(f"/v1/sandboxes/{made.id}?expected_version={version - 1}")
+        assert (stale.status_code, stale.json()["sandbox"]["version"]) == (409, version)
+        made.delete()
+        assert two.get_sandbox(made.id).info.state == "deleted"
+
+
+async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
+    """Never one more than allowed, and no place lost to failures, deletes, leases or cancelling."""
+    key = pair.key("tim")
+    pair.command("key", "quota", "tim", "--sandboxes", "7", "--memory", "70GiB")
+    clients = [AsyncSandboxClient(url=one.tcp, api_key=key) for one in pair.gateways]
+
+    async def burst(count: int, **options: Any) -> list[str]:
+        asked = (clients[n % 2].create_sandbox("any", **options) for n in range(count))
+        got = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one for one in got if isinstance(one, BaseException)]
+        assert {type(one) for one in refused} <= {QuotaError}
+        return [one.id for one in got if not isinstance(one, BaseException)]
+
+    made = await burst(50)
+    assert len(made) == 7
+    assert len(await clients[0].list_sandboxes()) == 7
+    await asyncio.gather(*(clients[n % 2].delete_sandbox(one) for n, one in enumerate(made)))
+
+    leased = await burst(50, ttl_s=0.4)
+    assert len(leased) == 7
+    for one in leased:  # and the window after it
+        async with asyncio.timeout(30):
+            while (await clients[0].get_sandbox(one)).info.state != "deleted":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    cancelled = [asyncio.ensure_future(clients[n % 2].create_sandbox("any")) for n in range(20)]
+    await asyncio.sleep(0.01)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
+    clashing = (clients[n % 2].create_sandbox("any", name="same") for n in range(20))
+    got = await asyncio.gather(*clashing, return_exceptions=True)
+    (named,) = [one for one in got if not isinstance(one, BaseException)]
+    await named.delete()
+    async with asyncio.timeout(30):
+        while await clients[1].list_sandboxes():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    assert len(await burst(50, memory_bytes=20 << 30)) == 3
+    for client in clients:
+        await client.close()
+
+
+def test_revoked_key_is_refused_by_both_gateways_at_once(pair: Pair) -> None:
+    """A stolen key must not live on where nobody looked."""
+    key = pair.key("ada")
+    with (
+        http(pair.gateways[0].tcp, key) as one,
+        http(pair.gateways[1].tcp, key) as two,
+    ):
+        for caller in (one, two):
+            assert caller.get("/v1/sandboxes").status_code == 200
+        pair.command("key", "revoke", key.split("_")[1])
+        for caller in (two, one):
+            assert caller.get("/v1/sandboxes").status_code == 401
+
+
+def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
+    """Owners, scopes and names mean behind a gateway what they mean before a node."""
+    hers, his = pair.key("ada"), pair.key("bob", "read")
+    with pair.clients(hers) as (ada, _), pair.clients(his) as (bob, _):
+        sandbox = ada.create_sandbox("any", name="solver")
+        with pytest.raises(SandboxNotFoundError):
+            bob.get_sandbox(sandbox.id)
+        with pytest.raises(NotPermittedError, match="'create'"):
+            bob.create_sandbox("any")
+        with pytest.raises(NotPermittedError, match="'admin'"):
+            ada.ledger()
+        assert sandbox.info.spec.labels["owner"] == "ada"
+        forged = '{"owner":null,"scopes":["admin"],"name":"x","quota":null}'
+        for gateway in (*pair.gateways, pair.node):
+            with http(gateway.tcp, hers) as caller:
+                answer = caller.get("/v1/ledger", headers={"Coldframe-On-Behalf": forged})
+            assert answer.status_code in {401, 403}, answer.text
+        for nonsense in ("{}", "x", '{"owner":null,"scopes":["exec"],"name":"x"}', "ö"):
+            with http(pair.node.unix) as caller:
+                headers = {"Coldframe-On-Behalf": nonsense.encode()}
+                assert caller.get("/v1/sandboxes", headers=headers).status_code == 400
+        no_quota = '{"owner":"eve","scopes":["create"],"name":"x"}'
+        with http(pair.node.unix) as caller:
+            headers = {"Coldframe-On-Behalf": no_quota}
+            answer = caller.post("/v1/sandboxes", json={"image": "any"}, headers=headers)
+            assert (answer.status_code, "quota" in answer.text) == (400, True)
+        sandbox.delete()
+
+
+def test_everything_streams_through_a_gateway(pair: Pair) -> None:
+    """Files, events, sockets: as fast as they are read, and byte for byte."""
+    key = pair.key("ada")
+    with pair.clients(key) as (one, _), one.create_sandbox("any") as sandbox:
+        content = os.urandom(20 << 20)
+        sandbox.files.write("/big", content)
+        assert sandbox.files.read("/big") == content
+        sandbox.files.write(b"/\xff odd%41", b"odd")
+        assert sandbox.files.read(b"/\xff odd%41") == b"odd"
+        sandbox.exec("echo out; echo err >&2", operation_id="sse")
+        with http(pair.gateways[0].tcp, key) as caller:
+            told = caller.get("/v1/execs/sse/events").text
+            part = caller.get(
+                f"/v1/sandboxes/{sandbox.id}/files?path=/big", headers={"Range": "bytes=5-9"}
+            )
+            assert (part.status_code, part.content) == (206, content[5:10])
+        assert "event: result" in told
+
+        sandbox.start("read line; echo heard $line; sleep 0.1", stdin_open=True, operation_id="ws")
+        uri = f"{pair.gateways[0].tcp.replace('http', 'ws')}/v1/execs/ws/attach"
+        headers = {"Authorization": f"Bearer {key}"}
+        with connect(uri, additional_headers=headers) as attached:
+            attached.send(b"you\n")
+            assert attached.recv() == b"\x01heard you\n"
+        for path, refused in (("execs/none/attach", headers), ("execs/ws/attach", {})):
+            with pytest.raises(InvalidStatus, match="403"):
+                connect(uri.rpartition("/v1/")[0] + f"/v1/{path}", additional_headers=refused)
+
+
+def test_client_that_leaves_a_gateway_leaves_nothing_at_the_node(pair: Pair) -> None:
+    """Who goes away in the middle of a create, or of a stream, holds nothing up."""
+    key = pair.key("ada")
+    with pair.clients(key) as (one, _), one.create_sandbox("any") as sandbox:
+        sandbox.start("while :; do echo x; sleep 0.05; done", operation_id="long")
+        address = pair.gateways[0].tcp
+        headers = {"Authorization": f"Bearer {key}"}
+        for _ in range(5):
+            with httpx.stream("GET", f"{address}/v1/execs/long/events", headers=headers) as going:
+                next(going.iter_bytes())
+        sandbox.attach("long").kill()
+
+
+def test_emptied_redis_loses_no_sandbox_and_opens_no_door(pair: Pair) -> None:
+    """What is true of sandboxes is the node's; what is lost is who may ask."""
+    with pair.clients(pair.key("ada")) as (one, two):
+        sandbox = one.create_sandbox("any", operation_id="kept")
+        sandbox.start("sleep 1; echo lived", operation_id="going")
+        with pair.redis.client() as redis:
+            redis.flushall()
+
+        with pytest.raises(NotAuthenticatedError):
+            one.get_sandbox(sandbox.id)
+        for gateway in pair.gateways:
+            with http(gateway.tcp) as caller:
+                assert caller.get("/v1/sandboxes").status_code == 401
+        with SandboxClient(url=pair.node.unix) as node:
+            assert node.get_sandbox(sandbox.id).info.state == "ready"
+            assert node.ledger().balanced
+
+    with pair.clients(pair.key("ada")) as (one, two):
+        assert two.create_sandbox("any", operation_id="kept").id == sandbox.id
+        result = two.get_sandbox(sandbox.id).attach("going").wait()
+        assert result.stdout == b"lived\n"
+        two.delete_sandbox(sandbox.id)
+
+
+def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) -> None:
+    """503 with when to try again; what was running ends as it would have."""
+    key = pair.key("ada")
+    with pair.clients(key) as (one, two):
+        sandbox = one.create_sandbox("any", operation_id="before")
+        results: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: results.append(sandbox.exec("sleep 1.5; echo done", operation_id="on"))
+        )
+        waiting.start()
+        time.sleep(0.5)
+        pair.redis.kill()
+        try:
+            for gateway in pair.gateways:
+                with http(gateway.tcp, key) as caller:
+                    answer = caller.get("/v1/sandboxes")
+                assert (answer.status_code, answer.json()["code"]) == (503, "store_unreachable")
+                assert answer.json()["retryable"] is True
+                assert answer.headers["retry-after"] == "1"
+                with http(gateway.unix) as caller:  # needs no key
+                    assert caller.get("/v1/sandboxes").status_code == 200
+            with pytest.raises(StoreUnreachableError, match="what runs goes on"):
+                two.create_sandbox("any")
+            waiting.join(30)
+            assert [result.stdout for result in results] == [b"done\n"]
+        finally:
+            pair.redis.start()
+        again = two.create_sandbox("any", operation_id="before")
+        assert again.id == sandbox.id
+        assert again.exec("sleep 1.5; echo done", operation_id="on").stdout == b"done\n"
+        again.delete()
+
+
+def test_node_that_is_gone_is_said_by_its_gateway(tmp_path: Path) -> None:
+    """Not a fault of the gateway's, and not for ever."""
+    (tmp_path / "node").mkdir()
+    (tmp_path / "front").mkdir()
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(serving(tmp_path / "node", "fake"))
+        front = stack.enter_context(serving(tmp_path / "front", "fake", "--node", node.unix))
+        with http(front.unix) as caller:
+            assert caller.get("/v1/sandboxes").status_code == 200
+            node.process.terminate()
+            assert node.process.wait(60) == 0
+            answer = caller.get("/v1/sandboxes")
+            assert (answer.status_code, answer.json()["code"]) == (503, "service_unreachable")
+            assert (answer.json()["execution"], answer.headers["retry-after"]) in {
+                ("not_executed", "1"),
+                ("perhaps_executed", "1"),
+            }
+        front.process.terminate()
+        assert front.process.wait(60) == 0
+
+
+def test_gateway_that_may_not_speak_for_others_does_not_start(tmp_path: Path, pair: Pair) -> None:
+    """Else every request would fail by itself, with nobody to say why."""
+
+    def serve(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "coldframe.cli.main", "serve", *words],
+            env={**os.environ, "COLDFRAME_HOME": str(tmp_path), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    listening = ("--listen", "127.0.0.1:0")
+    key = pair.key("ada")
+    refused = serve("--node", pair.gateways[0].tcp, *listening, COLDFRAME_API_KEY=key)
+    assert (refused.returncode, "'admin'" in refused.stderr) == (2, True), refused.stderr
+    nowhere = serve("--node", "unix:/nowhere", *listening)
+    assert nowhere.returncode != 0
+    assert "/nowhere" in nowhere.stderr
+    assert serve("--node", pair.node.unix).returncode == 2
+    with pytest.raises(ServiceUnreachableError):
+        SandboxClient(url="unix:/nowhere").list_sandboxes()
