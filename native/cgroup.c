@@ -344,45 +344,63 @@ uint64_t cgroup_ooms(const struct sandbox *sandbox)
 
 void cgroup_exec_name(const struct exec *exec, const char *file, char *buf, size_t size)
 {
-	snprintf(buf, size, "x%llu%s%s", (unsigned long long)exec->id, *file ? "/" : "", file);
+	snprintf(buf, size, "x%llu%s%s", (unsigned long long)exec->cgroup, *file ? "/" : "", file);
 }
 
-int cgroup_exec_create(const struct exec *exec)
+int cgroup_exec_create(struct exec *exec)
 {
+	static uint64_t last;
+	struct sandbox *sandbox = exec->sandbox;
 	char name[32];
 	int fd;
 
+	exec->cgroup = sandbox->spare_cgroup ? sandbox->spare_cgroup : ++last;
 	cgroup_exec_name(exec, "", name, sizeof(name));
-	if (mkdirat(exec->sandbox->cgroup, name, 0755) < 0)
+	if (!sandbox->spare_cgroup && mkdirat(sandbox->cgroup, name, 0755) < 0) {
+		exec->cgroup = 0;
 		return -errno;
-	fd = openat(exec->sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	}
+	sandbox->spare_cgroup = 0;
+	fd = openat(sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	return fd < 0 ? -errno : fd;
+}
+
+/* 1, 0, or -errno. */
+static int populated(const struct exec *exec)
+{
+	char path[64], text[128];
+	ssize_t len;
+
+	cgroup_exec_name(exec, "cgroup.events", path, sizeof(path));
+	len = read_file_at(exec->sandbox->cgroup, path, text, sizeof(text));
+	return len < 0 ? (int)len : number_after(text, "populated") != 0;
 }
 
 int cgroup_exec_remove(const struct exec *exec)
 {
+	struct sandbox *sandbox = exec->sandbox;
 	char name[32];
 
+	if (!sandbox->spare_cgroup && !exec->cgroup_killed && !bases->split && populated(exec) == 0) {
+		sandbox->spare_cgroup = exec->cgroup;
+		return 0;
+	}
 	cgroup_exec_name(exec, "", name, sizeof(name));
-	return remove_directory(exec->sandbox->cgroup, name);
+	return remove_directory(sandbox->cgroup, name);
 }
 
-int cgroup_exec_kill(const struct exec *exec)
+int cgroup_exec_kill(struct exec *exec)
 {
 	char path[64];
 
+	exec->cgroup_killed = true;
 	cgroup_exec_name(exec, "cgroup.kill", path, sizeof(path));
 	return write_file_at(exec->sandbox->cgroup, path, "1");
 }
 
 bool cgroup_exec_populated(const struct exec *exec)
 {
-	char path[64], text[128];
-
-	cgroup_exec_name(exec, "cgroup.events", path, sizeof(path));
-	if (read_file_at(exec->sandbox->cgroup, path, text, sizeof(text)) < 0)
-		return false;
-	return number_after(text, "populated") != 0;
+	return populated(exec) > 0;
 }
 
 /* What version 2 controllers counted for the whole tree of the exec replaces the leader's own. */

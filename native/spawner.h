@@ -113,6 +113,7 @@ struct sandbox {
 	int channel; /* socket whose other end only pid 1 holds */
 	int root;
 	int cgroup; /* its directory in the unified hierarchy */
+	uint64_t spare_cgroup; /* number of one that an exec has left empty, for the next; or 0 */
 	int oom; /* counts OOM kills; -1 without a memory limit */
 	struct limits limits;
 	uint64_t ooms_seen;
@@ -170,6 +171,7 @@ struct exec {
 	struct exec *sibling; /* in its sandbox */
 	struct sandbox *sandbox;
 	uint64_t id;
+	uint64_t cgroup; /* its number; 0: it has none yet */
 	uint64_t request;
 	struct launch *launch; /* until the command runs, or cannot */
 	struct exec *queued_next;
@@ -181,6 +183,7 @@ struct exec {
 	bool ended; /* and the node has been told */
 	bool killed; /* by us: its SIGKILL is no sign of the OOM killer */
 	bool cgroup_gone;
+	bool cgroup_killed; /* the kernel kills whoever is born in it later, too */
 	bool forgotten; /* by the node: its output is kept no more */
 	enum reason cause; /* of our kill */
 	int status;
@@ -283,10 +286,15 @@ int cgroup_open_v1(const struct sandbox *sandbox, int tasks[V1_MAX]);
 /* What the limit of processes counts: threads, and the dead that nobody waited for; 0: unknown. */
 uint64_t cgroup_tasks(const struct sandbox *sandbox);
 uint64_t cgroup_ooms(const struct sandbox *sandbox);
-/* A descriptor of the new cgroup, or -errno. */
-int cgroup_exec_create(const struct exec *exec);
+/* A descriptor of its cgroup, which is the sandbox's spare one or a new one; or -errno. */
+int cgroup_exec_create(struct exec *exec);
+/*
+ * When nothing is left in it: gone, or kept as the sandbox's spare one, as to make and to remove one
+ * is a twentieth of an exec. Never one that was killed, or that controllers have counted for.
+ * -EBUSY: something is.
+ */
 int cgroup_exec_remove(const struct exec *exec);
-int cgroup_exec_kill(const struct exec *exec);
+int cgroup_exec_kill(struct exec *exec);
 bool cgroup_exec_populated(const struct exec *exec);
 void cgroup_exec_usage(const struct exec *exec, struct usage *usage);
 int cgroup_exec_watch(const struct exec *exec);
