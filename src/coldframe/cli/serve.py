@@ -134,6 +134,7 @@ async def _serve(
 ) -> int:
     try:
         from coldframe.gateway import sockets
+        from coldframe.gateway.audit import Paced
         from coldframe.gateway.server import Doors, Listen, until_stopped
         from coldframe.gateway.settings import GatewaySettings
         from coldframe.gateway.store import open_store
@@ -143,6 +144,9 @@ async def _serve(
         ) from error
     from coldframe.node.settings import NodeSettings
 
+    # Requests that are none, and WebSockets that are refused, must not fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(Paced())
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
     if unix is None and behind.node_url is None:

@@ -119,6 +119,18 @@ class Bounded:
         return omitted if passed else None
 
 
+class Paced(logging.Filter):
+    """Lets each kind of warning of a logger through at the same pace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bounded = Bounded()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is to be logged."""
+        return record.levelno > logging.WARNING or self._bounded.admit(str(record.msg)) is not None
+
+
 class Audited:
     """An application whose changes and refusals are written down."""
 
