@@ -48,6 +48,7 @@ ROOMS: dict[str, Room] = {
     "task": Room("coldframe.cli.task:app", "Write tasks, and check that they are honest."),
     "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),
     "rewards": Room("coldframe.cli.rewards:app", "Compute rewards again by a schema, list drift."),
+    "splits": Room("coldframe.cli.splits:app", "Split tasks by group, and compare splits."),
     "ledger": Room(
         "coldframe.cli.ledger:ledger",
         "Account for every sandbox of this machine's nodes, against the kernel.",
