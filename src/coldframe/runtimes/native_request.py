@@ -203,6 +203,9 @@ def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
         return CapacityError(
             "the command was not executed: no terminal is free; end what holds those of the sandbox"
         )
+    if fault.stage == "terminal" and fault.errno == errno.ENOENT:
+        # Its /dev/pts went with its mounts: it has no right to take that away itself.
+        return SandboxGoneError(f"the command was not executed: the sandbox has ended: {fault}")
     if fault.stage == "launch":
         return NotExecutedError(
             "the command was not executed: the sandbox is so busy, or stops what starts in it, that"

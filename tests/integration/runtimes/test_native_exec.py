@@ -555,6 +555,23 @@ async def test_sandbox_whose_pid_one_is_killed_is_gone_with_its_output(
     await sandbox.destroy()
 
 
+async def test_terminal_in_a_sandbox_whose_pid_one_was_killed_is_refused_as_gone(
+    make_sandbox: MakeSandbox,
+) -> None:
+    """Its /dev/pts goes before anybody is told that it has ended; that is no missing file."""
+    for _ in range(10):
+        sandbox = await make_sandbox()
+        os.kill(sandbox.parts.created.pid, signal.SIGKILL)
+        request = ExecRequest(command="true", pty=PtySize())
+        while not sandbox.gone.done():
+            try:
+                running = await sandbox.start_exec(request, new_operation_id())
+            except SandboxGoneError:
+                continue
+            await running.wait()
+        await sandbox.destroy()
+
+
 def choose_for_oom(pid: int) -> None:
     """Make a process the largest that the OOM killer sees."""
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
