@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from coldframe.cli import render, stdio
-from coldframe.protocol.errors import (
-    InvalidRequestError,
-    NotExecutedError,
-    ProgramNotExecutableError,
-    ProgramNotFoundError,
-    ShellNotFoundError,
-)
-
-if TYPE_CHECKING:
-    from coldframe.client import AsyncSandbox
-    from coldframe.protocol.models import ExecResult
-
-EXIT_DEADLINE = 124
-EXIT_NOT_EXECUTED = 125
-EXIT_NOT_EXECUTABLE = 126
-EXIT_NOT_FOUND = 127
+from coldframe.cli import attach, render
+from coldframe.protocol.errors import InvalidRequestError, NotExecutedError
 
 
 @dataclass(frozen=True)
@@ -88,16 +71,7 @@ def run(
     try:
         return asyncio.run(_run(plan, as_json=as_json))
     except NotExecutedError as error:
-        print(f"coldframe: {render.sentence(str(error))}", file=sys.stderr)
-        return _not_executed(error)
-
-
-def _not_executed(error: NotExecutedError) -> int:
-    if isinstance(error, ProgramNotFoundError | ShellNotFoundError):
-        return EXIT_NOT_FOUND
-    return (
-        EXIT_NOT_EXECUTABLE if isinstance(error, ProgramNotExecutableError) else EXIT_NOT_EXECUTED
-    )
+        return attach.not_executed(error)
 
 
 async def _run(plan: _Plan, *, as_json: bool) -> int:
@@ -108,65 +82,9 @@ async def _run(plan: _Plan, *, as_json: bool) -> int:
         # The sandbox ends with this process: a lease would only end long commands.
         await client.create_sandbox(plan.image, ttl_s=None, **plan.sandbox) as sandbox,
     ):
-        result = await _attached(sandbox, plan, quiet=as_json)
-    if as_json:
-        print(json.dumps(describe(result), indent=2))
-    return exit_code(result, plan.deadline_s)
-
-
-async def _attached(sandbox: AsyncSandbox, plan: _Plan, *, quiet: bool) -> ExecResult:
-    """Run the command on our own streams; with `quiet` only its result is wanted."""
-    kind = stdio.stdin_kind()
-    process = await sandbox.start(
-        plan.command,
-        stdin_open=kind == "stream",
-        deadline_s=plan.deadline_s,
-        pty=stdio.terminal_size() if plan.tty else None,
-    )
-    feeding = None
-    if plan.tty or kind == "stream":
-        feeding = asyncio.create_task(stdio.pass_stdin(process))
-    try:
-        with stdio.forwarded_signals(process):
-            if quiet:
-                return await process.wait()
-            if plan.tty:
-                with stdio.raw_terminal():
-                    lost = await stdio.pass_output(process)
-            else:
-                lost = await stdio.pass_output(process)
-            result = await process.wait()
-    finally:
-        if feeding is not None:
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
-    for stream, count in lost.items():
-        print(f"coldframe: {count} bytes of {stream} came too fast and were lost", file=sys.stderr)
-    return result
-
-
-def exit_code(result: ExecResult, deadline_s: float | None) -> int:
-    """Return the exit code for a result; say on stderr what an exit code cannot."""
-    if result.reason == "deadline":
-        print(
-            f"coldframe: the command was killed after {deadline_s:g} s (--deadline)",
-            file=sys.stderr,
+        result = await attach.attached(
+            sandbox, plan.command, tty=plan.tty, quiet=as_json, deadline_s=plan.deadline_s
         )
-        return EXIT_DEADLINE
-    if result.reason == "oom":
-        print("coldframe: the command ran out of memory (--memory)", file=sys.stderr)
-    elif result.reason not in {"exit", "signal"}:
-        print(f"coldframe: the command was cut short: {result.reason}", file=sys.stderr)
-        return 1
-    return result.returncode
-
-
-def describe(result: ExecResult) -> dict[str, Any]:
-    """Return a result as plain JSON values: output as text, its whole by length and digest."""
-    value: dict[str, Any] = result.model_dump(mode="json", exclude={"out", "err"})
-    value["returncode"] = result.returncode
-    for name, output in (("stdout", result.out), ("stderr", result.err)):
-        value[name] = output.window.decode("utf-8", "replace")
-        value[f"{name}_bytes"] = output.total_bytes
-        value[f"{name}_sha256"] = output.sha256
-    return value
+    if as_json:
+        attach.show(result)
+    return attach.exit_code(result)

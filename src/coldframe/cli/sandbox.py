@@ -1,79 +1,221 @@
-"""`coldframe sandbox`: sandboxes of the service that COLDFRAME_URL names."""
+"""`coldframe sandbox`: sandboxes that outlive the command which made them.
+
+They are on the machine's node, which is started if there is none, or on the service that
+COLDFRAME_URL names.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coldframe.cli import render
-from coldframe.protocol.errors import InvalidRequestError
+from coldframe.cli import attach, render, stdio
+from coldframe.cli.clients import with_client
+from coldframe.cli.sandbox_copy import cp
+from coldframe.cli.sandbox_port import port
+from coldframe.protocol.errors import (
+    InvalidRequestError,
+    NotExecutedError,
+    ProgramNotFoundError,
+    SandboxStateError,
+)
 
 if TYPE_CHECKING:
-    from coldframe.client import SandboxClient
+    from coldframe.client import AsyncSandboxClient
+    from coldframe.protocol.models import ExecResult, SandboxInfo
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app.command("cp")(cp)
+app.command("port")(port)
 
-_Id = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name.")]
+_Id = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name; see sandbox ls.")]
+_Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Repeatable.")
+]
+_User = Annotated[str | None, typer.Option("--user", "-u", help="NAME|ID[:GROUP].")]
+_Workdir = Annotated[str | None, typer.Option("--workdir", "-w", help="Where to start.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 
 
 @app.command()
 def create(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest.")],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest; see image ls.")],
     name: Annotated[str | None, typer.Option(help="Unique among live sandboxes.")] = None,
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Repeatable.")
     ] = None,
     cpu: Annotated[float | None, typer.Option(help="Processors, for example 0.5.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory limit: 512M, 4GiB.")] = None,
+    disk: Annotated[str | None, typer.Option(help="What it may write: 1GiB.")] = None,
+    env: _Env = None,
     ttl: Annotated[float, typer.Option(help="Seconds until it is deleted.")] = 7200.0,
     network: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="What it may reach; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="What it may reach: files.example:443, *.example, 203.0.113.0/24, public, "
+            "presets; repeatable. Default: nothing but itself.",
+        ),
     ] = None,
+    as_json: _Json = False,
 ) -> None:
-    """Make a sandbox that stays, and print its id."""
+    """Make a sandbox that stays, and print its id.
+
+    It lives until its lease ends (--ttl) or `coldframe sandbox rm`. For one command in a sandbox
+    that goes with it: coldframe run.
+    """
     wanted: dict[str, Any] = {
         "name": name,
         "cpu": cpu,
         "memory_bytes": None if memory is None else render.parse_size(memory),
+        "disk_bytes": None if disk is None else render.parse_size(disk),
+        "env": render.parse_env(env or ()),
+        "labels": _labels(label),
         "network": network,
+        "ttl_s": ttl,
     }
     given = {key: value for key, value in wanted.items() if value is not None}
-    with _client() as client:
-        sandbox = client.create_sandbox(image, ttl_s=ttl, labels=_labels(label), **given)
+
+    async def make(client: AsyncSandboxClient) -> SandboxInfo:
+        sandbox = await client.create_sandbox(image, **given)
         sandbox.keep()
-        print(sandbox.id)
+        return sandbox.info
+
+    info = with_client(make)
+    print(info.model_dump_json(indent=2) if as_json else info.id)
 
 
-@app.command("exec", context_settings={"ignore_unknown_options": True})
+@app.command("exec")
 def exec_(
     sandbox: _Id,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- CMD...", help="Program and arguments.")
     ] = None,
+    env: _Env = None,
+    user: _User = None,
+    workdir: _Workdir = None,
     deadline: Annotated[
         float | None, typer.Option(help="Kill everything after so many seconds.")
     ] = None,
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Run on a terminal.")] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Print the command's id and go; see sandbox logs."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object at the end.")
+    ] = False,
 ) -> int:
-    """Run a command in a sandbox; output comes as it is made, the exit code is the command's."""
+    """Run a command in a sandbox, as if it were run here.
+
+    Output is passed on as it comes, stdin is passed in when it is piped (or with -t). The exit
+    code is the command's own, 128 + N after signal N; 124 after the deadline, 126 not
+    executable, 127 not found, 125 otherwise not started.
+    """
     if not command:
         raise InvalidRequestError(f"no command: write coldframe sandbox exec {sandbox} -- CMD")
-    stdin = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-    with _client() as client:
-        stream = client.get_sandbox(sandbox).stream(command, stdin=stdin, deadline_s=deadline)
-        for chunk in stream:
-            target = sys.stdout if chunk.stream == "stdout" else sys.stderr
-            target.buffer.write(chunk.data)
-            target.buffer.flush()
-        assert stream.result is not None
-        if stream.result.reason not in {"exit", "signal"}:
-            print(f"coldframe: the command was cut short: {stream.result.reason}", file=sys.stderr)
-        return stream.result.returncode
+    if tty and (as_json or detach):
+        raise InvalidRequestError("--tty contradicts --json and --detach: a terminal is watched")
+    options = _options(env, user, workdir) | {"deadline_s": deadline}
+
+    async def run(client: AsyncSandboxClient) -> ExecResult | str:
+        box = await client.get_sandbox(sandbox)
+        if detach:
+            return (await box.start(command, **options)).operation_id
+        return await attach.attached(box, command, tty=tty, quiet=as_json, **options)
+
+    try:
+        result = with_client(run)
+    except NotExecutedError as error:
+        return attach.not_executed(error)
+    if isinstance(result, str):
+        print(json.dumps({"operation_id": result}) if as_json else result)
+        return 0
+    if as_json:
+        attach.show(result)
+    return attach.exit_code(result)
+
+
+@app.command()
+def shell(
+    sandbox: _Id,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- CMD...", help="Default: /bin/bash, else /bin/sh."),
+    ] = None,
+    env: _Env = None,
+    user: _User = None,
+    workdir: _Workdir = None,
+) -> int:
+    """Open a shell in a sandbox, on this terminal.
+
+    Every key goes to the sandbox, Ctrl-C too; leave with `exit` or Ctrl-D. What is left running
+    there runs on. The exit code is the shell's.
+    """
+    if stdio.stdin_kind() != "terminal":
+        raise InvalidRequestError(
+            f"a shell needs a terminal; for scripts: coldframe sandbox exec {sandbox} -- CMD"
+        )
+    options = _options(env, user, workdir)
+    options["env"] = {"TERM": stdio.terminal_kind(), **options["env"]}
+
+    async def run(client: AsyncSandboxClient) -> ExecResult:
+        box = await client.get_sandbox(sandbox)
+        if command:
+            return await attach.attached(box, command, tty=True, **options)
+        try:
+            return await attach.attached(box, ["/bin/bash"], tty=True, **options)
+        except ProgramNotFoundError:
+            return await attach.attached(box, ["/bin/sh"], tty=True, **options)
+
+    try:
+        return attach.exit_code(with_client(run))
+    except NotExecutedError as error:
+        return attach.not_executed(error)
+
+
+@app.command()
+def logs(
+    sandbox: _Id,
+    command: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="The command's id, as exec --detach prints it."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until it ends; then exit with its code.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print its result as one JSON object, once it ended.")
+    ] = False,
+) -> int:
+    """Print the output of a command that runs or ran in a sandbox, from its first byte on.
+
+    Without ID: the ids of commands that have processes. To end this ends nothing there.
+    """
+
+    async def run(client: AsyncSandboxClient) -> ExecResult | None:
+        box = await client.get_sandbox(sandbox)
+        if command is None:
+            for one in sorted({p.operation_id for p in await box.processes() if p.operation_id}):
+                print(one)
+            return None
+        process = await box.attach(command)
+        if as_json:
+            return await process.wait() if follow else await process.poll()
+        if follow:
+            return await attach.followed(process)
+        await attach.print_so_far(process)
+        return None
+
+    result = with_client(run)
+    if as_json:
+        if result is None:
+            raise SandboxStateError(f"command {command} has not ended: wait for it with --follow")
+        attach.show(result)
+    return 0 if result is None else attach.exit_code(result)
 
 
 @app.command("ls")
@@ -81,29 +223,46 @@ def ls(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+    as_json: _Json = False,
 ) -> None:
-    """List live sandboxes."""
-    with _client() as client:
-        found = [sandbox.info for sandbox in client.list_sandboxes(_labels(label))]
+    """List live sandboxes, oldest first; with labels those that carry all of them."""
+
+    async def find(client: AsyncSandboxClient) -> list[SandboxInfo]:
+        return [box.info for box in await client.list_sandboxes(_labels(label))]
+
+    found = with_client(find)
     if as_json:
         print(json.dumps([info.model_dump(mode="json") for info in found], indent=2))
         return
     for info in found:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created_at))
-        print(
-            f"{info.id}  {info.state}  {info.spec.image}  {made}  {info.spec.name or ''}".rstrip()
-        )
+        words = (info.id, info.state, info.spec.image, made, info.spec.name or "")
+        print(render.safe("  ".join(words)).rstrip())
 
 
 @app.command("rm")
 def rm(
     sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids or names.")],
+    as_json: _Json = False,
 ) -> None:
-    """Delete sandboxes. One that has ended already is fine."""
-    with _client() as client:
-        for sandbox in sandboxes:
-            client.delete_sandbox(sandbox)
+    """Delete sandboxes; nothing of them is left when this returns. One that has ended is fine."""
+
+    async def delete(client: AsyncSandboxClient) -> None:
+        for one in sandboxes:
+            await client.delete_sandbox(one)
+
+    with_client(delete)
+    if as_json:
+        print(json.dumps({"deleted": sandboxes}))
+
+
+def _options(env: list[str] | None, user: str | None, workdir: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"env": render.parse_env(env or ())}
+    if user is not None:
+        options["user"] = user
+    if workdir is not None:
+        options["cwd"] = workdir
+    return options
 
 
 def _labels(pairs: list[str] | None) -> dict[str, str]:
@@ -114,11 +273,3 @@ def _labels(pairs: list[str] | None) -> dict[str, str]:
             raise InvalidRequestError(f"--label {pair!r}: write NAME=VALUE")
         result[name] = value
     return result
-
-
-@contextmanager
-def _client() -> Iterator[SandboxClient]:
-    from coldframe.client import SandboxClient
-
-    with SandboxClient() as client:
-        yield client

@@ -26,7 +26,7 @@ _DEFAULT_SIZE = (24, 80)
 
 
 class StdoutClosedError(BrokenPipeError):
-    """Nobody reads our output any more; the command was killed."""
+    """Nobody reads our output any more."""
 
 
 def stdin_kind() -> str:
@@ -57,6 +57,11 @@ def terminal_size() -> tuple[int, int]:
     return _DEFAULT_SIZE
 
 
+def terminal_kind() -> str:
+    """Return what programs call the kind of our terminal."""
+    return os.environ.get("TERM") or "dumb"
+
+
 @contextlib.contextmanager
 def raw_terminal() -> Iterator[None]:
     """Pass every key on as it is pressed; restore the terminal whatever happens."""
@@ -64,7 +69,7 @@ def raw_terminal() -> Iterator[None]:
         yield
         return
     before = termios.tcgetattr(STDIN)
-    tty.setraw(STDIN)
+    tty.setraw(STDIN, termios.TCSADRAIN)  # keys that were pressed early count
     try:
         yield
     finally:
@@ -97,11 +102,12 @@ async def _read_stdin() -> bytes:
     return os.read(STDIN, _PIECE)
 
 
-async def pass_output(process: AsyncProcess) -> dict[str, int]:
+async def pass_output(process: AsyncProcess, *, kill: bool = True) -> dict[str, int]:
     """Copy the command's output to ours as it comes; return the bytes lost per stream.
 
     Raises:
-        StdoutClosedError: the reader of our output has gone; the command has been killed.
+        StdoutClosedError: the reader of our output has gone; the command has been killed, unless
+            it is not ours to `kill`.
     """
     lost: dict[str, int] = {}
     try:
@@ -111,7 +117,8 @@ async def pass_output(process: AsyncProcess) -> dict[str, int]:
             fd = STDERR if chunk.stream == "stderr" else STDOUT
             await asyncio.to_thread(_write_all, fd, chunk.data)
     except BrokenPipeError as error:
-        await process.kill()
+        if kill:
+            await process.kill()
         raise StdoutClosedError(*error.args) from error
     return lost
 

@@ -203,9 +203,6 @@ def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
         return CapacityError(
             "the command was not executed: no terminal is free; end what holds those of the sandbox"
         )
-    if fault.stage == "terminal" and fault.errno == errno.ENOENT:
-        # Its /dev/pts went with its mounts: it has no right to take that away itself.
-        return SandboxGoneError(f"the command was not executed: the sandbox has ended: {fault}")
     if fault.stage == "launch":
         return NotExecutedError(
             "the command was not executed: the sandbox is so busy, or stops what starts in it, that"
@@ -221,7 +218,9 @@ def _by_errno(fault: SpawnerFault, otherwise: type[ColdframeError]) -> type[Cold
         return CapacityError
     if fault.errno in {errno.ENOSYS, errno.EOPNOTSUPP}:
         return CapabilityError
-    if fault.stage == "sandbox" or fault.errno == errno.ESRCH:
+    # It has no right to take its /dev/pts away itself: that goes with its other mounts.
+    unmounted = fault.stage == "terminal" and fault.errno == errno.ENOENT
+    if fault.stage == "sandbox" or fault.errno == errno.ESRCH or unmounted:
         return SandboxGoneError
     return otherwise
 

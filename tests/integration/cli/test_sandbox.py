@@ -1,0 +1,356 @@
+"""`coldframe sandbox` as processes of their own, on a service as it is started."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldframe import Sandbox, SandboxClient
+from tests.fixtures.service import Service
+
+COMMAND = [sys.executable, "-m", "coldframe.cli.main", "sandbox"]
+
+
+@pytest.fixture
+def box(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    """A sandbox called `box`; commands find its service by COLDFRAME_URL."""
+    monkeypatch.setenv("COLDFRAME_URL", service.unix)
+    with (
+        SandboxClient(url=service.unix) as client,
+        client.create_sandbox("any", name="box") as sandbox,
+    ):
+        yield sandbox
+
+
+def _run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *words], check=False, capture_output=True, input=stdin, timeout=60
+    )
+
+
+def test_exec_is_the_command_run_there(box: Sandbox) -> None:
+    """Streams apart, stdin passed in, options kept, the exit code its own."""
+    ran = _run(
+        *("exec", "-e", "A=b", "box", "--", "sh", "-c", "cat; echo $A >&2; exit 7"), stdin=b"\xff\n"
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"\xff\n", b"b\n")
+    assert _run("exec", "box", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert _run("exec", "box", "--deadline", "0.3", "--", "sleep", "60").returncode == 124
+    missing = _run("exec", "box", "--", "no-such-program")
+    assert (missing.returncode, b"no-such-program" in missing.stderr) == (127, True)
+    told = json.loads(_run("exec", "--json", "box", "--", "sh", "-c", "echo x; exit 3").stdout)
+    assert (told["exit_code"], told["stdout"]) == (3, "x\n")
+    nobody = _run("exec", "no-such-box", "--", "true")
+    assert (nobody.returncode, b"no-such-box" in nobody.stderr) == (2, True)
+
+
+def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
+    """What was started and left must be found again, from its first byte on."""
+    script = "echo first; until [ -e go ]; do sleep 0.02; done; echo last; echo err >&2; exit 5"
+    started = _run("exec", "--detach", "box", "--", "sh", "-c", script)
+    operation_id = started.stdout.decode().strip()
+    deadline = time.monotonic() + 20
+    while (so_far := _run("logs", "box", operation_id)).stdout != b"first\n":
+        assert time.monotonic() < deadline, so_far
+    assert so_far.returncode == 0
+    assert operation_id in _run("logs", "box").stdout.decode().split()
+    early = _run("logs", "--json", "box", operation_id)
+    assert (early.returncode, b"has not ended" in early.stderr) == (2, True)
+
+    with subprocess.Popen(
+        [*COMMAND, "logs", "-f", "box", operation_id],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert following.stdout.readline() == b"first\n"
+        box.exec("touch go")
+        assert following.stdout.read() == b"last\n"
+        assert following.stderr.read() == b"err\n"
+        assert following.wait(30) == 5
+    assert _run("logs", "box", operation_id).stdout == b"first\nlast\n"
+    assert json.loads(_run("logs", "--json", "box", operation_id).stdout)["exit_code"] == 5
+
+
+def test_logs_that_are_interrupted_leave_the_command_alone(box: Sandbox) -> None:
+    """Whoever stops looking does not stop what is looked at."""
+    process = box.start("echo x; sleep 300")
+    with subprocess.Popen(
+        [*COMMAND, "logs", "-f", "box", process.operation_id], stdout=subprocess.PIPE
+    ) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"x\n"
+        following.send_signal(signal.SIGINT)
+        assert following.wait(30) == 130
+    assert process.poll() is None
+    process.kill()
+
+
+class Terminal:
+    """`coldframe sandbox` on a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(30, 90)
+        self.before = termios.tcgetattr(self.slave)
+        self.process = subprocess.Popen(
+            [*COMMAND, *words],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            start_new_session=True,
+        )
+        self.seen = b""
+
+    def resize(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def until(self, wanted: bytes, within_s: float = 30) -> None:
+        deadline = time.monotonic() + within_s
+        while wanted not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.seen += os.read(self.master, 65536)
+        self.seen = self.seen.partition(wanted)[2]
+
+    def ended(self) -> int:
+        """Return the exit code; the terminal must be as it was."""
+        code = self.process.wait(30)
+        assert termios.tcgetattr(self.slave) == self.before
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+@pytest.fixture
+def terminal(box: Sandbox) -> Iterator[Terminal]:
+    """A shell in the sandbox that has begun."""
+    opened = Terminal("shell", "box", "--", "/bin/sh")
+    opened.type(b"echo ready-$((40+2))\n")
+    opened.until(b"ready-42")
+    yield opened
+    opened.close()
+
+
+def test_shell_is_a_terminal_of_our_size_that_follows_it(terminal: Terminal) -> None:
+    """Editors and pagers there draw on the window here."""
+    terminal.type(b"stty size\n")
+    terminal.until(b"30 90")
+    terminal.resize(50, 132)
+    terminal.process.send_signal(signal.SIGWINCH)  # the kernel sends it to a foreground group
+    deadline = time.monotonic() + 20
+    while b"50 132" not in terminal.seen:
+        assert time.monotonic() < deadline, terminal.seen
+        terminal.type(b"stty size; echo sized\n")
+        time.sleep(0.2)
+        terminal.seen += os.read(terminal.master, 65536)
+    terminal.type(b"exit 9\n")
+    assert terminal.ended() == 9
+
+
+def test_shell_gives_its_keys_to_the_sandbox(terminal: Terminal) -> None:
+    """Ctrl-C ends what runs there, not what shows it here."""
+    terminal.type(b"cat > /dev/null; echo caught-$?-end\n")
+    time.sleep(0.3)
+    terminal.type(b"\x03")
+    time.sleep(0.3)
+    terminal.type(b"\necho code-$((100+30))\n")
+    terminal.until(b"code-130")
+    terminal.type(b"\x04")
+    terminal.ended()
+
+
+def test_shell_whose_sandbox_goes_gives_the_terminal_back(terminal: Terminal, box: Sandbox) -> None:
+    """Else whoever sits there types blind."""
+    box.delete()
+    assert terminal.ended() != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_shell_that_is_signalled_gives_the_terminal_back(
+    terminal: Terminal, number: signal.Signals
+) -> None:
+    """The second signal ends whatever ignores the first."""
+    terminal.process.send_signal(number)
+    with_second = threading.Timer(1.0, terminal.process.send_signal, [number])
+    with_second.start()
+    assert terminal.ended() != 0
+    with_second.cancel()
+
+
+def test_shell_without_a_terminal_is_refused(box: Sandbox) -> None:
+    """It names what is meant for scripts."""
+    ran = _run("shell", "box")
+    assert (ran.returncode, b"sandbox exec" in ran.stderr) == (2, True)
+
+
+def test_cp_copies_files_and_trees_both_ways(
+    box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are those of cp and of docker cp."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "sub" / "f").write_bytes(b"\x00\xff")
+    (tmp_path / "a:b").write_text("colon")
+    there = "/work"
+    box.files.mkdir(there)
+
+    def cp(source: str, target: str) -> subprocess.CompletedProcess[bytes]:
+        return _run("cp", source, target)
+
+    assert cp("tree/sub/f", f"box:{there}/g").returncode == 0
+    assert box.files.read(f"{there}/g") == b"\x00\xff"
+    assert cp("tree/sub/f", f"box:{there}").returncode == 0
+    assert box.files.read(f"{there}/f") == b"\x00\xff"
+    assert cp("./a:b", f"box:{there}/new/").returncode == 0
+    assert box.files.read(f"{there}/new/a:b") == b"colon"
+    assert cp("tree", f"box:{there}/copy").returncode == 0
+    assert box.files.read(f"{there}/copy/sub/f") == b"\x00\xff"
+    assert cp("tree", f"box:{there}/copy").returncode == 0
+    assert box.files.exists(f"{there}/copy/tree/sub/f")
+    assert cp("tree/.", f"box:{there}/new").returncode == 0
+    assert box.files.exists(f"{there}/new/sub/f")
+
+    assert cp(f"box:{there}/g", "here").returncode == 0
+    assert Path("here").read_bytes() == b"\x00\xff"
+    assert cp(f"box:{there}/g", ".").returncode == 0
+    assert Path("g").read_bytes() == b"\x00\xff"
+    assert cp(f"box:{there}/copy", "out").returncode == 0
+    assert Path("out/sub/f").exists()
+    assert cp(f"box:{there}/copy", "out").returncode == 0
+    assert Path("out/copy/sub/f").exists()
+    told = _run("cp", "--json", f"box:{there}/copy/.", "content")
+    assert json.loads(told.stdout) == {"files": 5, "target": "content"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("a", "b"), b"one side is in a sandbox"),
+        (("box:/a", "box:/b"), b"one side is in a sandbox"),
+        (("box:a", "b"), b"absolute"),
+        (("no-such-file", "box:/tmp"), b"no 'no-such-file' here"),
+        (("box:/no-such-file", "."), b"no '/no-such-file' in the sandbox"),
+        (("box:/no/..", "."), b"name what is to be copied"),
+    ],
+)
+def test_cp_that_makes_no_sense_says_so(box: Sandbox, words: tuple[str, str], said: bytes) -> None:
+    """In a sentence, with nothing copied."""
+    ran = _run("cp", *words)
+    assert ran.returncode in {1, 2}
+    assert said in ran.stderr
+
+
+@pytest.mark.parametrize("link", ["/etc", "../../..", "sub/../../out"])
+def test_cp_of_a_hostile_tree_leaves_nothing_outside(
+    box: Sandbox, tmp_path: Path, link: str
+) -> None:
+    """A sandbox chooses the names and links that are written here."""
+    assert box.exec(f"mkdir -p t/sub && ln -s {link} t/link && echo x > t/z").ok
+    target = tmp_path / "in" / "here"
+    target.parent.mkdir()
+    ran = _run("cp", "box:/t", str(target))
+    assert (ran.returncode, b"may lead outside" in ran.stderr) == (1, True)
+    assert not (target / "link").exists()
+    assert [path.name for path in tmp_path.rglob("*") if target not in path.parents] == [
+        "in",
+        "here",
+    ]
+
+
+def test_cp_writes_over_no_file_through_a_link_that_lies_here(box: Sandbox, tmp_path: Path) -> None:
+    """The link is replaced, what it leads to is not written."""
+    box.files.write("/f", "new")
+    (tmp_path / "victim").write_text("old")
+    (tmp_path / "f").symlink_to(tmp_path / "victim")
+    assert _run("cp", "box:/f", str(tmp_path / "f")).returncode == 0
+    assert (tmp_path / "victim").read_text() == "old"
+    assert (tmp_path / "f").read_text() == "new"
+
+
+SERVER = """
+import http.server, socketserver
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"from inside")
+    def log_message(self, *a): pass
+s = socketserver.TCPServer(("127.0.0.1", 0), H)
+print(s.server_address[1], flush=True)
+s.serve_forever()
+"""
+
+
+def test_port_is_forwarded_until_interrupted(box: Sandbox) -> None:
+    """A browser here looks at a server there."""
+    server = box.start(["python3", "-c", SERVER])
+    inner = int(server.read("stdout").data)
+    with subprocess.Popen(
+        [*COMMAND, "port", "--json", "box", f"0:{inner}"], stdout=subprocess.PIPE
+    ) as forwarding:
+        assert forwarding.stdout is not None
+        opened = json.loads(forwarding.stdout.readline())
+        assert opened["host"] == "127.0.0.1"
+        url = f"http://127.0.0.1:{opened['port']}/"
+        for _ in range(3):
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                assert answer.read() == b"from inside"
+        with socket.create_connection(("127.0.0.1", opened["port"])) as idle:
+            forwarding.send_signal(signal.SIGINT)
+            assert forwarding.wait(30) == 0
+            idle.settimeout(10)
+            assert idle.recv(1) == b""
+    server.kill()
+
+
+def test_port_that_nobody_serves_is_told_and_others_go_on(box: Sandbox) -> None:
+    """The connection ends, the forwarding does not."""
+    with subprocess.Popen(
+        [*COMMAND, "port", "--json", "box", "0:1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as forwarding:
+        assert forwarding.stdout is not None
+        assert forwarding.stderr is not None
+        opened = json.loads(forwarding.stdout.readline())
+        for _ in range(2):
+            with (
+                socket.create_connection(("127.0.0.1", opened["port"]), timeout=10) as one,
+                contextlib.suppress(ConnectionResetError),
+            ):
+                assert one.recv(1) == b""
+            assert b"coldframe:" in forwarding.stderr.readline()
+        forwarding.send_signal(signal.SIGTERM)
+        assert forwarding.wait(30) == 0
+
+
+@pytest.mark.parametrize("name", ["create", "exec", "shell", "ls", "rm", "cp", "logs", "port"])
+def test_help_of_every_command_teaches(name: str) -> None:
+    """What it does, what it takes, and where it ends."""
+    told = _run(name, "--help").stdout.decode()
+    assert "Usage: coldframe sandbox" in told
+    assert len(told.splitlines()) >= 8
