@@ -263,20 +263,41 @@ CASES: list[Case] = [
         "no rows and no spans",
         lambda: rollout(prompt_token_ids=[], completion_token_ids=[], old_logprobs=[], spans=()),
     ),
-    _trial(
+    _by_hand(
         "turn_counts_are_equal",
+        "a completion too many",
+        "lengths differ",
+        completion_token_ids=[*COMPLETIONS, [7]],
+        old_logprobs=[*LOGPROBS, [-1.0]],
+    ),
+    _branches(
+        "segments_have_equal_turns",
+        "what one segment lacks another has",
+        segment(order=0, completion_token_ids=[[3, 4]], logprobs=[LOGPROBS[0]]),
+        other(
+            "x",
+            30,
+            kind="sub_agent",
+            owner="main",
+            order=1,
+            completion_token_ids=[[6], [31]],
+            logprobs=[[-1.5], [-0.125]],
+        ),
+    ),
+    _trial(
+        "segments_have_equal_turns",
         "a dropped completion",
         spoilt(completion_token_ids=[[3, 4]], logprobs=[LOGPROBS[0]]),
         "lengths differ",
     ),
     _trial(
-        "turn_counts_are_equal",
+        "segments_have_equal_turns",
         "a dropped prompt",
         spoilt(prompt_token_ids=[PROMPTS[0]]),
         "lengths differ",
     ),
     _trial(
-        "turn_counts_are_equal",
+        "segments_have_equal_turns",
         "a completion too many, of which only totals tell",
         spoilt(
             prompt_token_ids=[PROMPTS[0]],
@@ -435,9 +456,15 @@ CASES: list[Case] = [
     _trial("logprob_rows_are_lists", "a number for a row", spoilt(logprobs=[-0.5, -0.25])),
     _trial("logprob_rows_are_lists", "null for a row", spoilt(logprobs=[LOGPROBS[0], None])),
     _trial(
-        "logprob_turns_are_equal", "a turn short", spoilt(logprobs=[LOGPROBS[0]]), "lengths differ"
+        "segments_have_equal_turns",
+        "a turn of log-probabilities short",
+        spoilt(logprobs=[LOGPROBS[0]]),
+        "lengths differ",
     ),
-    _trial("logprob_turns_are_equal", "none at all", spoilt(logprobs=[]), "lengths differ"),
+    _trial("segments_have_equal_turns", "no rows of them", spoilt(logprobs=[]), "lengths differ"),
+    _by_hand(
+        "logprob_turns_are_equal", "a turn short", "lengths differ", old_logprobs=[LOGPROBS[0]]
+    ),
     _trial(
         "logprobs_are_one_per_token",
         "off by one",

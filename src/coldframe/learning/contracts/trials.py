@@ -70,6 +70,20 @@ def mark_is_the_sampler(asked: Admission) -> Breaches:
 
 
 @rule
+def segments_have_equal_turns(asked: Admission) -> Breaches:
+    """Each segment has as many prompts as completions and log-probabilities.
+
+    Put end to end, what one lacks another might have too many of.
+    """
+    for path, segment in _segments(asked.trial):
+        columns = (segment.prompt_token_ids, segment.completion_token_ids, segment.logprobs)
+        turns = [len(one) for one in columns if isinstance(one, list | tuple)]
+        if len(set(turns)) > 1:
+            problem = "lengths differ: turns of prompts, completions, log-probabilities"
+            yield path, turns, problem
+
+
+@rule
 def turns_have_one_policy(asked: Admission) -> Breaches:
     """No weights were changed while the trial ran."""
     sampler = asked.trial.policy
