@@ -106,7 +106,7 @@ CASES: list[Case] = [
     _trial("capture_has_tokens", "text alone", trial(capture="text")),
     _trial("capture_has_tokens", "log-probabilities without ids", trial(capture="logprobs")),
     _trial("sampler_is_named", "no policy", trial(policy=None), "has no", policy=POLICY),
-    _trial("sampler_is_named", "no policy at all", trial(policy=None), "has no"),
+    _trial("policy_is_named", "no policy at all", trial(policy=None), "has no"),
     _trial("off_policy_is_marked", "older weights", trial(policy=OLDER), policy=POLICY),
     _trial(
         "off_policy_is_marked",

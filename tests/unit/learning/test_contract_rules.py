@@ -16,7 +16,9 @@ from coldframe.learning.contracts import (
     PolicyRollout,
     batch,
     content,
+    policies,
     sequences,
+    spans,
     topologies,
     trials,
 )
@@ -32,6 +34,8 @@ TABLES: list[Rules] = [
     content.rule,
     content.logprob_rule,
     content.algorithm_rule,
+    spans.rule,
+    policies.rule,
     sequences.rule,
     batch.rule,
 ]

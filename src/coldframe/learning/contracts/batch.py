@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from coldframe.learning.contracts.content import DIGEST
 from coldframe.learning.contracts.errors import ContractError
 from coldframe.learning.contracts.evidence import PolicyIdentity, Provenance
+from coldframe.learning.contracts.policies import DIGEST
 from coldframe.learning.contracts.rollouts import AnyRollout
 from coldframe.learning.contracts.rules import Breaches, Rules
 from coldframe.learning.files import canonical, digest_of, write_frozen

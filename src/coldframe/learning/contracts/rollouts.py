@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from coldframe.learning.contracts import content, trials
+from coldframe.learning.contracts import content, policies, spans, trials
 from coldframe.learning.contracts.evidence import PolicyIdentity, Provenance, Trial
+from coldframe.learning.contracts.rules import Rules
 from coldframe.learning.contracts.topologies import LINEAR, Span, Topology
 
 __all__ = ["PolicyRollout", "TokenRollout"]
@@ -40,6 +42,12 @@ class _Rollout:
         """Whether another policy sampled than is to be trained."""
         return self.behaviour is not None
 
+    def _enforce(self, own: Rules[Any]) -> None:
+        """Apply the rules, and in their midst those of the type."""
+        tables: tuple[Rules[Any], ...] = (content.rule, own, spans.rule, policies.rule)
+        for table in tables:
+            table.enforce(self.trial_name, self)
+
     def _freeze(self, *columns: str) -> None:
         for name in columns:
             rows = tuple(tuple(row) for row in getattr(self, name))
@@ -60,8 +68,7 @@ class PolicyRollout(_Rollout):
     """Of each completion token, as the engine gave them: finite, at most 0."""
 
     def __post_init__(self) -> None:
-        content.rule.enforce(self.trial_name, self)
-        content.logprob_rule.enforce(self.trial_name, self)
+        self._enforce(content.logprob_rule)
         self._freeze("prompt_token_ids", "completion_token_ids", "old_logprobs")
 
     @classmethod
@@ -102,8 +109,7 @@ class TokenRollout(_Rollout):
     """Name and version of what declares to need none, as `rejection_sampling@1`."""
 
     def __post_init__(self) -> None:
-        content.rule.enforce(self.trial_name, self)
-        content.algorithm_rule.enforce(self.trial_name, self)
+        self._enforce(content.algorithm_rule)
         self._freeze("prompt_token_ids", "completion_token_ids")
 
     @classmethod

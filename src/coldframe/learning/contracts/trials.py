@@ -46,8 +46,8 @@ def capture_has_tokens(asked: Admission) -> Breaches:
 
 @rule
 def sampler_is_named(asked: Admission) -> Breaches:
-    """Which policy sampled is known."""
-    if not isinstance(asked.trial.policy, PolicyIdentity):
+    """Whoever is to be trained on a trial, it is known who sampled it."""
+    if asked.policy is not None and not isinstance(asked.trial.policy, PolicyIdentity):
         yield "policy", asked.trial.policy, "the trial has no policy identity"
 
 
