@@ -26,13 +26,13 @@ async def relayed(url: str, key: str | None, quotas: Quotas) -> AsyncIterator[Se
     from coldframe.gateway import behalf
     from coldframe.gateway.identity import local
     from coldframe.gateway.relay import ServedRelay
-    from coldframe.protocol.wire import PROTOCOL_VERSION, VERSION_HEADER
+    from coldframe.protocol.wire import SPOKEN_VERSIONS, VERSION_HEADER
 
     own = [] if key is None else [("Authorization", f"Bearer {key}")]
     http = Http(parse(url), own)
     try:
         asking = [
-            (VERSION_HEADER, str(PROTOCOL_VERSION)),
+            (VERSION_HEADER, ", ".join(map(str, SPOKEN_VERSIONS))),
             (behalf.HEADER.decode(), behalf.told(local("gateway"), None)),
         ]
         await call(http, "GET", "/v1/capabilities", headers=asking)

@@ -53,7 +53,7 @@ M = TypeVar("M", bound=BaseModel)
 _POLL_S = 30.0
 _MARGIN_S = 30.0
 """How much longer than its poll an answer may take before its connection counts as lost."""
-_VERSION = (wire.VERSION_HEADER, str(wire.PROTOCOL_VERSION))
+_VERSION = (wire.VERSION_HEADER, ", ".join(map(str, wire.SPOKEN_VERSIONS)))
 _PRESENCE_S = 50.0
 """How long one request lasts by which a client says that it is there."""
 _PRESENCE_PAUSE_S = 1.0

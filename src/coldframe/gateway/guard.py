@@ -11,7 +11,7 @@ import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coldframe.gateway import failures
 from coldframe.gateway.behalf import HEADER, heard
@@ -19,7 +19,12 @@ from coldframe.gateway.identity import Identity, local
 from coldframe.gateway.keys import authenticate
 from coldframe.gateway.store import Store
 from coldframe.protocol.errors import ColdframeError, NotAuthenticatedError, VersionMismatchError
-from coldframe.protocol.wire import PROTOCOL_VERSION, VERSION_HEADER, error_body
+from coldframe.protocol.wire import (
+    SPOKEN_VERSIONS,
+    VERSION_HEADER,
+    common_version,
+    error_body,
+)
 
 OPEN_PATHS = frozenset({"/healthz", "/v1/versions", "/openapi.json"})
 """What anybody may ask: they tell nothing of anybody's."""
@@ -89,13 +94,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            _require_version(scope)
+            version = _agree(scope)
             if scope["path"] not in OPEN_PATHS:
                 scope.setdefault("state", {})["identity"] = await self._identify(scope)
         except ColdframeError as error:
             await _refuse(scope, send, error)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, send if version is None else _saying(send, version))
 
     async def _identify(self, scope: Scope) -> Identity:
         sender = await self._admit(scope)
@@ -103,13 +108,31 @@ class Guard:
         return sender if behalf is None else heard(behalf, sender)
 
 
-def _require_version(scope: Scope) -> None:
-    spoken = _header(scope["headers"], _VERSION)
-    if spoken is not None and spoken != str(PROTOCOL_VERSION):
+def _agree(scope: Scope) -> int | None:
+    """Return the version to speak when a client offers several; None: there is nothing to say."""
+    offered = _header(scope["headers"], _VERSION)
+    if offered is None:
+        return None
+    chosen = common_version(offered)
+    if chosen is None:
+        ours = ", ".join(map(str, SPOKEN_VERSIONS))
         raise VersionMismatchError(
-            f"the client speaks protocol {spoken[:20]!r}, this service {PROTOCOL_VERSION}; "
+            f"the client speaks protocol {offered[:20]!r}, this service {ours}; "
             "use the same version of Coldframe on both sides"
         )
+    return chosen if "," in offered else None
+
+
+def _saying(send: Send, version: int) -> Send:
+    async def said(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ())]
+            if all(name != _VERSION for name, _ in headers):  # else a node behind us has said
+                headers.append((_VERSION, str(version).encode()))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return said
 
 
 async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:

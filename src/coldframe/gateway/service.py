@@ -19,8 +19,8 @@ from coldframe.gateway.context import (
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.meters import CONTENT_TYPE
 from coldframe.gateway.models import Health, Versions
+from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.models import Capabilities, Ledger
-from coldframe.protocol.wire import PROTOCOL_VERSION
 
 router = APIRouter(tags=["service"])
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
-from coldframe.protocol import errors
+from coldframe.protocol import PROTOCOL_VERSION, errors
 from coldframe.protocol.errors import ColdframeError, Execution, InvalidRequestError
 from coldframe.protocol.models import (
     ExecRequest,
@@ -27,14 +27,21 @@ from coldframe.protocol.models import (
 )
 from coldframe.protocol.network import HIDDEN
 
-PROTOCOL_VERSION = 1
-"""Raised by every change of behaviour, a default time-out or the side of a truncation included."""
+SPOKEN_VERSIONS = (PROTOCOL_VERSION,)
+"""Every version that this side can speak."""
 VERSION_HEADER = "Coldframe-Protocol"
+"""What a client speaks, such as `1` or `1, 2`; in the answer the one that was chosen."""
 
 LONGEST_POLL_S = 60.0
 """What one request may wait at most; whoever wants to wait longer asks again."""
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def common_version(offered: str) -> int | None:
+    """Return the newest version that is offered and spoken here; None: there is none."""
+    theirs = {one.strip() for one in offered.split(",")}
+    return max((ours for ours in SPOKEN_VERSIONS if str(ours) in theirs), default=None)
 
 
 # --- JSON -----------------------------------------------------------------------------

@@ -223,3 +223,13 @@ def test_client_of_another_protocol_is_refused(caller: httpx.Client) -> None:
 
     assert (answer.status_code, answer.json()["code"]) == (400, "version_mismatch")
     assert caller.get("/v1/versions").json()["protocol"] == 1
+
+
+def test_peers_agree_on_the_newest_version_that_both_speak(caller: httpx.Client) -> None:
+    """A client that is ahead goes on with an older service, and knows as what."""
+    for offered in ("99, 1", "1,2", "1 , x"):
+        answer = caller.get("/v1/capabilities", headers={"Coldframe-Protocol": offered})
+        assert (answer.status_code, answer.headers["coldframe-protocol"]) == (200, "1")
+    for offered in ("2, 3", "", "11", "-1"):
+        answer = caller.get("/v1/capabilities", headers={"Coldframe-Protocol": offered})
+        assert (answer.status_code, answer.json()["code"]) == (400, "version_mismatch")
