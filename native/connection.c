@@ -117,6 +117,32 @@ static ssize_t send_some(const uint8_t *data, size_t len, const int *fds, unsign
 	return sent < 0 ? -errno : sent;
 }
 
+static bool copy_descriptors(struct unsent *unsent, const struct builder *b)
+{
+	for (unsigned i = 0; i < b->descriptors; i++) {
+		int copy = dup_cloexec(b->fds[i]);
+
+		if (copy < 0) {
+			while (unsent->descriptors)
+				close(unsent->fds[--unsent->descriptors]);
+			return false;
+		}
+		unsent->fds[unsent->descriptors++] = copy;
+	}
+	return true;
+}
+
+/* There was no room for its descriptors: that answer is lost, and nothing else. */
+static void say_lost(struct unsent *unsent, const struct builder *b)
+{
+	struct builder lost;
+
+	build_begin(&lost, unsent->data, unsent->len, get_u16(b->buf + 4), get_u64(b->buf + 8));
+	build_bytes(&lost, TAG_LOST, NULL, 0);
+	build_end(&lost);
+	unsent->len = lost.len;
+}
+
 /* Keep what the socket did not take, with descriptors of our own. */
 static int queue(const struct builder *b, size_t sent)
 {
@@ -127,22 +153,13 @@ static int queue(const struct builder *b, size_t sent)
 		return -ENOMEM;
 	*unsent = (struct unsent){.len = len};
 	memcpy(unsent->data, b->buf + sent, len);
-	for (unsigned i = 0; !sent && i < b->descriptors; i++) {
-		int copy = dup_cloexec(b->fds[i]);
-
-		if (copy < 0) {
-			while (unsent->descriptors)
-				close(unsent->fds[--unsent->descriptors]);
-			free(unsent);
-			return copy;
-		}
-		unsent->fds[unsent->descriptors++] = copy;
-	}
+	if (!sent && b->descriptors && !copy_descriptors(unsent, b))
+		say_lost(unsent, b);
 	if (!connection.first)
 		connection.last = &connection.first;
 	*connection.last = unsent;
 	connection.last = &unsent->next;
-	connection.unsent_bytes += len;
+	connection.unsent_bytes += unsent->len;
 	arm();
 	return 0;
 }

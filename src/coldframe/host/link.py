@@ -15,7 +15,7 @@ from typing import Protocol
 
 from coldframe.host import forks, wire
 from coldframe.host.descriptors import close_all, copy_all
-from coldframe.host.wire import Fields, Type
+from coldframe.host.wire import Fields, Tag, Type
 
 _RECEIVE_BYTES = 256 << 10
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * wire.MAX_DESCRIPTORS)
@@ -203,7 +203,7 @@ class Link:
         if waiter is None:
             close_all(descriptors or [])
             raise wire.ProtocolError(f"an answer to request {request_id}, which nobody made")
-        if descriptors is None:
+        if descriptors is None or (fields and fields[0][0] == Tag.LOST):
             last = waiter.lose(frame_type)
         else:
             last = waiter.answer(frame_type, fields, descriptors)

@@ -98,6 +98,7 @@ class Tag(IntEnum):
     FEATURE = 55
     MADE_FD = 56
     SPOOL_ERRNO = 57
+    LOST = 58
     ERRNO = 60
     STAGE = 61
     MESSAGE = 62

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import resource
 import socket
 import struct
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from coldframe.host import wire
 from coldframe.host.spawner import Spawner, SpawnerFault
 from coldframe.host.wire import Tag, Type
-from coldframe.protocol.errors import SpawnerLostError
+from coldframe.protocol.errors import CapacityError, Execution, SpawnerLostError
 from tests.fixtures.native import Native, running
 
 # Reaching into the spawner is the point here: the public face cannot send what is wrong.
@@ -171,3 +172,31 @@ async def test_slow_reader_does_not_lose_answers(native: Native) -> None:
         assert end.stdout.spool_fd is not None
         assert os.pread(end.stdout.spool_fd, 500000, 0) == bytes(400000)
         end.close()
+
+
+async def test_answer_that_found_no_room_while_it_waited_is_lost_alone(native: Native) -> None:
+    """Every sandbox of the worker would be lost with its connection."""
+    sandbox = await native.create()
+    big = "head -c 400000 /dev/zero"
+    spooled = [
+        native.start(sandbox, "sh", "-c", f"{big}; sleep 1", inline_bytes=0) for _ in range(3)
+    ]
+    full = [native.start(sandbox, "sh", "-c", big, inline_bytes=1 << 20) for _ in range(6)]
+    loop = asyncio.get_running_loop()
+    link = native.spawner._workers[0].link
+    loop.remove_reader(_socket_of(native.spawner).fileno())
+    (pid,) = native.spawner.pids
+    await asyncio.sleep(0.6)
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
+    await asyncio.sleep(1)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    loop.add_reader(_socket_of(native.spawner).fileno(), link._readable)
+
+    for execution in spooled:
+        with pytest.raises(CapacityError) as caught:
+            await execution.ended
+        assert caught.value.execution is Execution.EXECUTED
+    assert {(await execution.ended).stdout.data for execution in full} == {bytes(400000)}
+    assert native.lost == []
+    assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
