@@ -13,6 +13,7 @@ from coldframe.protocol.models import (
     ExecResult,
     Fingerprint,
     OutputChunk,
+    PortUrl,
     ProcessInfo,
     SandboxInfo,
     SignalScope,
@@ -53,6 +54,9 @@ class SandboxCore:
 
     async def listening_ports(self) -> tuple[int, ...]:
         return await (await self._client.link()).listening_ports(self.id)
+
+    async def port_url(self, port: int, ttl_s: float) -> PortUrl:
+        return await (await self._client.link()).port_url(self.id, port, ttl_s)
 
     async def set_network(self, policy: NetworkPolicy, expected_version: int | None) -> SandboxInfo:
         link = await self._client.link()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Fingerprint,
         Ledger,
         OutputChunk,
+        PortUrl,
         ProcessInfo,
         SandboxInfo,
         SandboxSpec,
@@ -95,6 +96,8 @@ class NodeLink(Protocol):
     async def connect(
         self, sandbox_id: str, port: int, /
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+    async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl: ...
 
     async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]: ...
 

@@ -24,6 +24,7 @@ from coldframe.client._http import Address, Answer, Headers, Http, Reviver
 from coldframe.client._remote_files import RemoteFiles
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
+    CapabilityError,
     ColdframeError,
     SandboxNotFoundError,
 )
@@ -35,6 +36,7 @@ from coldframe.protocol.models import (
     Fingerprint,
     Ledger,
     OutputChunk,
+    PortUrl,
     ProcessInfo,
     SandboxInfo,
     SandboxSpec,
@@ -339,6 +341,19 @@ class RemoteNode:
 
         target = f"{_sandbox(sandbox_id)}/ports/{port}/stream"
         return await tunnel(self._http, target, self._relays)
+
+    async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl:
+        body = json.dumps({"ttl_s": float(ttl_s)}).encode()
+        target = f"{_sandbox(sandbox_id)}/ports/{port}/url"
+        told = json.loads((await self._call("POST", target, body)).body)
+        where = self._http.address
+        origin = told["origin"] if where.unix is not None else str(where)
+        if origin is None:
+            raise CapabilityError(
+                f"the service at {where} listens on no TCP address, so nothing of it has a URL: "
+                "coldframe serve --listen 127.0.0.1:8080"
+            )
+        return PortUrl(url=origin + told["path"], expires_at=told["expires_at"])
 
     async def build_image(
         self,

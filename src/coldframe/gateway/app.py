@@ -13,7 +13,15 @@ from starlette.responses import Response
 import coldframe
 from coldframe.gateway import execs, failures, files, images, ports, sandboxes, service, streams
 from coldframe.gateway.context import Service
-from coldframe.gateway.models import ErrorBody, Lease, MakeDirectory, Mode, Ownership, Signal
+from coldframe.gateway.models import (
+    ErrorBody,
+    Lease,
+    MakeDirectory,
+    Mode,
+    Ownership,
+    PortUrlRequest,
+    Signal,
+)
 from coldframe.gateway.routes import Routes
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
@@ -30,6 +38,7 @@ _BODIES = (
     MakeDirectory,
     Mode,
     Ownership,
+    PortUrlRequest,
 )
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "Refused or failed."}

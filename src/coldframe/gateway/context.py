@@ -19,6 +19,7 @@ from coldframe.gateway.identity import Identity, Scope
 from coldframe.gateway.meters import Meters
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.tenants import Quotas, Tenant
+from coldframe.gateway.tickets import Tickets
 from coldframe.node.node import Node
 from coldframe.protocol import wire
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, TooLargeError
@@ -83,9 +84,13 @@ class Service:
     meters: Meters = field(default_factory=Meters)
     polls: Polls = field(default_factory=Polls)
     health: HealthCheck = field(init=False)
+    tickets: Tickets = field(init=False)
+    origin: str | None = None
+    """Where it listens on TCP, such as `http://127.0.0.1:8080`."""
 
     def __post_init__(self) -> None:
         self.health = HealthCheck(self.node, self.settings.health_s)
+        self.tickets = Tickets(self.node.settings.home)
 
 
 def service_of(request: HTTPConnection) -> Service:

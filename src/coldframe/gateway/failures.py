@@ -28,6 +28,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.OperationNotFoundError: 404,
     errors.ImageNotFoundError: 404,
     errors.PathNotFoundError: 404,
+    errors.PortUrlInvalidError: 404,
     errors.ConflictError: 409,
     errors.SandboxStateError: 409,
     errors.NameInUseError: 409,

@@ -58,7 +58,14 @@ def by_key(store: Store) -> Admission:
 def _require_no_web_page(headers: list[tuple[bytes, bytes]]) -> None:
     host = _header(headers, b"host") or ""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if _header(headers, b"origin") is not None or not is_loopback(name.strip("[]")):
+    # A page of a sandbox's own, under /p/, has this service's origin: its reads name no origin, but
+    # where they come from.
+    by_page = (
+        _header(headers, b"origin") is not None
+        or _header(headers, b"referer") is not None
+        or _header(headers, b"sec-fetch-site") not in {None, "none"}
+    )
+    if by_page or not is_loopback(name.strip("[]")):
         raise NotAuthenticatedError(
             "without keys only programs of this machine are served, by a loopback address and not "
             "from web pages; make a key: coldframe key create"

@@ -105,6 +105,23 @@ class Ownership(_Model):
     gid: int = Field(ge=0, le=65535, strict=True)
 
 
+class PortUrlRequest(_Model):
+    """For how long a port is to be reached by a URL."""
+
+    ttl_s: float = Field(default=3600.0, gt=0, le=7 * 86400, strict=True)
+
+
+class PortUrlIssued(_Model):
+    """Where a port is reached without a key."""
+
+    path: str
+    """`/p/TOKEN/`, below the address by which this service is reached."""
+    origin: str | None
+    """An address of this service's on TCP; null: it has none."""
+    expires_at: float
+    """Unix seconds."""
+
+
 class Built(_Model):
     """An image that was built."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -11,8 +13,19 @@ from fastapi import APIRouter, Path, Request, WebSocket, WebSocketDisconnect
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from coldframe.gateway.context import RAW_BODY, admit, enter, refuse
+from coldframe.gateway.context import (
+    RAW_BODY,
+    admit,
+    body,
+    documented,
+    enter,
+    json_answer,
+    refuse,
+    service_of,
+)
 from coldframe.gateway.identity import Scope
+from coldframe.gateway.models import PortUrlIssued, PortUrlRequest
+from coldframe.gateway.tickets import PREFIX, Ticket
 from coldframe.protocol.errors import ColdframeError
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/ports", tags=["ports"])
@@ -29,6 +42,30 @@ async def listening(request: Request, sandbox_id: str) -> list[int]:
     """Return the TCP ports that something in the sandbox listens on."""
     tenant = enter(request, Scope.READ)
     return list(await tenant.node.listening_ports(tenant.sandbox(sandbox_id)))
+
+
+@router.post(
+    "/{port}/url",
+    status_code=201,
+    response_model=PortUrlIssued,
+    openapi_extra=documented(PortUrlRequest),
+)
+async def url(request: Request, sandbox_id: str, port: Port) -> Response:
+    """Return a URL by which a browser reaches a port: HTTP and WebSocket, without a key.
+
+    It cannot be guessed, and leads nowhere once it expires or the sandbox ends. Whoever has it may
+    use it. What listens sees requests to `localhost:PORT`, without the caller's Authorization.
+    """
+    tenant = enter(request, Scope.EXEC)
+    wanted = await body(request, PortUrlRequest)
+    info = await tenant.node.get(tenant.sandbox(sandbox_id))
+    service = service_of(request)
+    expires_at = math.ceil(time.time() + wanted.ttl_s)
+    token = service.tickets.issue(Ticket(info.id, port, expires_at))
+    issued = PortUrlIssued(
+        path=f"{PREFIX}{token}/", origin=service.origin, expires_at=float(expires_at)
+    )
+    return json_answer(issued, 201)
 
 
 @router.post("/{port}/stream", response_model=None, responses=_BYTES, openapi_extra=RAW_BODY)

@@ -207,7 +207,11 @@ class ServedRelay:
 
     def __init__(self, upstream: Upstream, quotas: Quotas, own: Headers) -> None:
         self.app: ASGIApp = Relay(upstream, quotas, own)
+        self.by_url = self.app
         self.meters = Meters()
+
+    def reached_at(self, origin: str) -> None:
+        """See `Served`: URLs are the other service's."""
 
     def running(self) -> int:
         """See `Served`."""

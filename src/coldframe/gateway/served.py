@@ -10,6 +10,7 @@ from coldframe.gateway.app import make_app
 from coldframe.gateway.context import Service
 from coldframe.gateway.express import Express
 from coldframe.gateway.meters import Meters
+from coldframe.gateway.proxy import PortProxy
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.tenants import Quotas
 from coldframe.node.node import Node
@@ -20,7 +21,12 @@ class Served(Protocol):
     """An application, and what the doors need to know to close."""
 
     app: ASGIApp
+    by_url: ASGIApp
+    """What is below `/p/`, for whoever has a URL: not asked who that is."""
     meters: Meters
+
+    def reached_at(self, origin: str) -> None:
+        """Note where it is served on TCP, such as `http://127.0.0.1:8080`."""
 
     def running(self) -> int:
         """How many commands would be cut short by a stop."""
@@ -43,7 +49,12 @@ class ServedNode:
         self._service = Service(node, quotas, settings)
         routed = make_app(self._service)
         self.app: ASGIApp = Express(routed, routed)
+        self.by_url: ASGIApp = PortProxy(self._service)
         self.meters = self._service.meters
+
+    def reached_at(self, origin: str) -> None:
+        """See `Served`."""
+        self._service.origin = origin
 
     def running(self) -> int:
         """See `Served`."""

@@ -25,6 +25,8 @@ from coldframe.gateway.app import routes
 from coldframe.gateway.audit import Audited, AuditLog
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.protocol import bounded
+from coldframe.gateway.proxy import ByUrl
+from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
 from coldframe.gateway.served import Served
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.store import Store
@@ -47,6 +49,12 @@ class Listen:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+    @property
+    def reachable(self) -> Listen:
+        """Where a program of this machine reaches it."""
+        anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        return Listen(anywhere.get(self.host, self.host), self.port)
 
     @classmethod
     def parse(cls, text: str) -> Listen:
@@ -114,6 +122,7 @@ class Doors:
             listener.close()
             raise CapabilityError(f"{listen.host}:{listen.port} is not free: {error}") from error
         at = Listen(*listener.getsockname()[:2])
+        self._served.reached_at(f"{'http' if tls is None else 'https'}://{at.reachable}")
         await self._serve(listener, by_key(self._store), tls)
         return at
 
@@ -124,6 +133,7 @@ class Doors:
         app: ASGIApp = Guard(self._served.app, admit)
         if self._audit is not None:
             app = Audited(app, self._audit, self._routes)
+        app = ByUrl(app, self._served.by_url)
         app = Counting(app, self._served.meters, self._activity)
         config = uvicorn.Config(
             app,
@@ -131,6 +141,7 @@ class Doors:
             ws="websockets-sansio",
             lifespan="off",
             log_config=None,
+            log_level="warning",  # below that it logs the path of each WebSocket, a secret
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -138,7 +149,8 @@ class Doors:
             backlog=_BACKLOG,
             timeout_keep_alive=round(self._settings.keep_alive_s),
             timeout_graceful_shutdown=round(self._settings.drain_s + _LAST_ANSWERS_S),
-            ws_max_size=16 << 20,
+            ws_max_size=LARGEST_MESSAGE,
+            ws_per_message_deflate=False,  # a window per connection, however idle
         )
         config.load()
         config.ssl = tls

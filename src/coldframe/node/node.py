@@ -46,6 +46,7 @@ from coldframe.protocol.models import (
     ImageInfo,
     Ledger,
     OutputChunk,
+    PortUrl,
     ProcessInfo,
     Quota,
     SandboxInfo,
@@ -367,6 +368,19 @@ class Node:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to a TCP port from within the sandbox. Raises PortUnreachableError."""
         return await self._find(id_or_name).require_ready().connect(port)
+
+    async def port_url(self, id_or_name: str, port: int, ttl_s: float) -> PortUrl:
+        """Refuse: only a service has URLs.
+
+        Raises:
+            CapabilityError: always.
+        """
+        del port, ttl_s
+        self._find(id_or_name).require_ready()
+        raise CapabilityError(
+            "a node in this process serves no URLs: use connect(), or a service "
+            "(coldframe serve --listen 127.0.0.1:8080)"
+        )
 
     async def processes(self, id_or_name: str) -> tuple[ProcessInfo, ...]:
         """Return all processes of a sandbox but its pid 1."""

@@ -347,6 +347,13 @@ class PortUnreachableError(ColdframeError):
     side = Side.POLICY
 
 
+class PortUrlInvalidError(ColdframeError):
+    """The URL of a port is unknown or expired, or its sandbox has ended."""
+
+    code = "port_url_invalid"
+    side = Side.CALLER
+
+
 # --- sessions -------------------------------------------------------------------------
 
 

@@ -426,6 +426,17 @@ class ImageInfo(_Model):
     """Content of its layers, those shared with other images included."""
 
 
+class PortUrl(_Model):
+    """Where a browser, or any HTTP client, reaches one port of a sandbox without a key.
+
+    Whoever has it may use it until it expires or the sandbox ends.
+    """
+
+    url: str
+    expires_at: float
+    """Unix seconds."""
+
+
 class Capabilities(_Model):
     """What a runtime has probed, never what it hopes for."""
 

@@ -204,7 +204,12 @@ def test_keyless_service_is_loopback_only_and_takes_nothing_from_web_pages(
     assert any("no keys" in line for line in service.log)
     with http(service.tcp) as caller:
         assert caller.get("/v1/sandboxes").status_code == 200
-        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        for headers in (
+            {"Origin": "http://evil.example"},
+            {"Host": "evil.example"},
+            {"Referer": f"{service.tcp}/p/token/"},
+            {"Sec-Fetch-Site": "same-origin"},
+        ):
             answer = caller.get("/v1/sandboxes", headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
 

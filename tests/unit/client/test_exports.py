@@ -57,6 +57,7 @@ PUBLIC = [
     "PathNotFoundError",
     "PathRefusedError",
     "PortUnreachableError",
+    "PortUrl",
     "Process",
     "ProcessInfo",
     "PtySize",

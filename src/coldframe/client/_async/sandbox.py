@@ -15,7 +15,14 @@ from coldframe.client._inside import SandboxCore
 from coldframe.client._patching import Patched, apply_patch
 from coldframe.client._requests import Command, Env, ExecOptions, exec_request
 from coldframe.client._sessions import SessionCore, session_request
-from coldframe.protocol.models import MIB, ExecResult, Fingerprint, ProcessInfo, SandboxInfo
+from coldframe.protocol.models import (
+    MIB,
+    ExecResult,
+    Fingerprint,
+    PortUrl,
+    ProcessInfo,
+    SandboxInfo,
+)
 from coldframe.protocol.network import EgressEvents, NetworkLike, network_policy
 
 if TYPE_CHECKING:
@@ -216,6 +223,17 @@ class AsyncSandbox:
     async def listening_ports(self) -> tuple[int, ...]:
         """TCP ports that something in the sandbox listens on."""
         return await self._runner.run(self._core.listening_ports())
+
+    async def port_url(self, port: int, *, ttl_s: float = 3600.0) -> PortUrl:
+        """Return a URL by which a browser reaches a port: HTTP and WebSocket, without a key.
+
+        It cannot be guessed; whoever has it may use it. It leads nowhere once `ttl_s` (at most a
+        week) are over or the sandbox ends. Programs use `connect`, which needs no URL.
+
+        Raises:
+            CapabilityError: the node is in this process, or its service listens on no TCP address.
+        """
+        return await self._runner.run(self._core.port_url(port, ttl_s))
 
     # --- network ----------------------------------------------------------------------
 

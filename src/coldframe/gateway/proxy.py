@@ -1,0 +1,199 @@
+"""`/p/TOKEN/...`: HTTP to what listens on a port of a sandbox, for browsers.
+
+Whoever has the URL may use it, so it is answered before the door. What listens is hostile: its
+answer is read by h11, which bounds its head and takes no answer that has two readings, and is sent
+as fast as the browser takes it. WebSockets: `proxy_websocket.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coldframe.gateway.context import Service
+from coldframe.gateway.failures import status_of
+from coldframe.gateway.proxy_headers import Headers, Passage
+from coldframe.gateway.proxy_websocket import carry
+from coldframe.gateway.tickets import PREFIX, Ticket
+from coldframe.protocol.errors import (
+    ColdframeError,
+    InvalidRequestError,
+    PortUnreachableError,
+    PortUrlInvalidError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SandboxStateError,
+)
+from coldframe.protocol.wire import error_body
+
+_PIECE = 1 << 16
+_HEAD_BYTES = 1 << 16
+_BAD_GATEWAY = 502
+_PREFIX = PREFIX.encode()
+
+
+class ByUrl:
+    """An application, and another one for what is below `/p/`."""
+
+    def __init__(self, app: ASGIApp, by_url: ASGIApp) -> None:
+        self._app, self._by_url = app, by_url
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on to one of them."""
+        chosen = self._by_url if scope["raw_path"].startswith(_PREFIX) else self._app
+        await chosen(scope, receive, send)
+
+
+class PortProxy:
+    """The application below `/p/`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the port that its token is for."""
+        token, slash, _ = scope["raw_path"].removeprefix(_PREFIX).partition(b"/")
+        if not slash and scope["type"] == "http":
+            # Relative links need it.
+            passage = Passage(_PREFIX + token, 0)
+            there = passage.prefix + b"/" + passage.target(scope["raw_path"], scope["query_string"])
+            await _answer(send, 308, [(b"location", there)], b"")
+            return
+        try:
+            ticket = self._service.tickets.read(token.decode("ascii", "replace"))
+            reader, writer = await self._connect(ticket)
+        except ColdframeError as error:
+            await _refuse(scope, send, error)
+            return
+        passage = Passage(_PREFIX + token, ticket.port)
+        try:
+            if scope["type"] == "websocket":
+                await carry(scope, receive, send, passage, (reader, writer))
+            else:
+                await _Exchange(passage, reader, writer).run(scope, receive, send)
+        finally:
+            writer.transport.abort()
+
+    async def _connect(self, ticket: Ticket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await self._service.node.connect(ticket.sandbox_id, ticket.port)
+        except (SandboxNotFoundError, SandboxGoneError, SandboxStateError) as error:
+            raise PortUrlInvalidError(
+                "this URL leads nowhere: unknown, expired, or of a sandbox that has ended"
+            ) from error
+
+
+async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
+        return
+    unreachable = isinstance(error, PortUnreachableError)
+    status = _BAD_GATEWAY if unreachable else status_of(error)
+    body = json.dumps(error_body(error)).encode()
+    await _answer(send, status, [(b"content-type", b"application/json")], body)
+
+
+async def _answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Exchange:
+    """One request and its answer, on a connection of their own."""
+
+    def __init__(
+        self, passage: Passage, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._passage, self._reader, self._writer = passage, reader, writer
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._begin(scope)
+        except h11.LocalProtocolError as error:
+            await _refuse(scope, send, InvalidRequestError(f"this cannot be passed on: {error}"))
+            return
+        asking = asyncio.ensure_future(self._ask(receive))
+        answering = asyncio.ensure_future(self._pass_answer(scope, send))
+        try:
+            await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            asking.cancel()
+            answering.cancel()
+            await asyncio.gather(asking, answering, return_exceptions=True)
+
+    def _begin(self, scope: Scope) -> None:
+        target = self._passage.target(scope["raw_path"], scope["query_string"])
+        headers = self._passage.inward(scope["headers"])
+        given = dict(scope["headers"])
+        if b"transfer-encoding" in given:
+            headers.append((b"transfer-encoding", b"chunked"))
+        elif b"content-length" in given:
+            headers.append((b"content-length", given[b"content-length"]))
+        headers.append((b"connection", b"close"))
+        request = h11.Request(method=scope["method"], target=target, headers=headers)
+        self._write(request)
+
+    def _write(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            self._writer.write(data)
+
+    async def _ask(self, receive: Receive) -> None:
+        """Send the body; return when the browser has gone."""
+        with contextlib.suppress(ConnectionError, h11.LocalProtocolError):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                if message.get("body"):
+                    self._write(h11.Data(data=message["body"]))
+                    await self._writer.drain()
+                more = message.get("more_body", False)
+            self._write(h11.EndOfMessage())
+            await self._writer.drain()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def _pass_answer(self, scope: Scope, send: Send) -> None:
+        try:
+            begun = await self._head()
+        except (h11.RemoteProtocolError, ConnectionError) as error:
+            told = f"port {self._passage.port} does not answer by HTTP: {str(error)[:200]}"
+            await _refuse(scope, send, PortUnreachableError(told))
+            return
+        headers = self._passage.outward(begun.headers)
+        await send({"type": "http.response.start", "status": begun.status_code, "headers": headers})
+        with contextlib.suppress(h11.RemoteProtocolError, ConnectionError):
+            while isinstance(event := await self._next(), h11.Data):
+                body: Message = {"type": "http.response.body", "body": bytes(event.data)}
+                await send({**body, "more_body": True})
+            if isinstance(event, h11.EndOfMessage):
+                await send({"type": "http.response.body", "body": b""})
+        # Else the answer is not whole, and the server ends the browser's connection: an end that
+        # looked like any other would pass half a file for a whole one.
+
+    async def _head(self) -> h11.Response:
+        while isinstance(event := await self._next(), h11.InformationalResponse):
+            pass
+        if not isinstance(event, h11.Response) or event.status_code >= 600:
+            raise h11.RemoteProtocolError("no answer")
+        return event
+
+    async def _next(self) -> h11.Event | None:
+        """Return what comes next; None: nothing does."""
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Event):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            self._http.receive_data(await self._reader.read(_PIECE))
