@@ -207,7 +207,7 @@ class ServedRelay:
 
     def __init__(self, upstream: Upstream, quotas: Quotas, own: Headers) -> None:
         self.app: ASGIApp = Relay(upstream, quotas, own)
-        self.by_url = self.app
+        self.by_url: ASGIApp = self.app
         self.meters = Meters()
 
     def reached_at(self, origin: str) -> None:

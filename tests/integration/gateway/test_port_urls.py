@@ -422,6 +422,25 @@ def _ticks(service: Service) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def test_gateway_before_the_node_passes_urls_on(
+    service: Service, tmp_path: Path, browser: httpx.Client
+) -> None:
+    """Who reaches the one must reach ports by it too."""
+    with (
+        serving(tmp_path, "fake", "--node", service.unix) as gateway,
+        SandboxClient(url=gateway.tcp) as client,
+        client.create_sandbox("any") as sandbox,
+    ):
+        url = sandbox.port_url(_serve(sandbox, SERVER)).url
+        assert url.startswith(gateway.tcp)
+        told, headers = _seen(browser.post(f"{url}x", content=b"ab", headers={"X-Kept": "yes"}))
+        assert (told["path"], told["size"], headers["x-kept"]) == ("/x", 2, "yes")
+        tied_url = sandbox.port_url(_serve(sandbox, SOCKETS)).url.replace("http", "ws")
+        with connect(tied_url) as tied:
+            tied.send(b"bytes")
+            assert tied.recv(timeout=20) == b"bytes"
+
+
 def test_node_without_a_service_names_the_remedy(client: SandboxClient) -> None:
     """There is no address that a URL could begin with."""
     sandbox = client.create_sandbox("any")
