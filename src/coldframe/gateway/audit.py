@@ -27,6 +27,7 @@ from coldframe.gateway.routes import Routes
 log = logging.getLogger("coldframe.gateway")
 
 FILE = "audit.jsonl"
+_ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-")
 _LONGEST = 64
@@ -52,7 +53,7 @@ class AuditLog:
         """Append a line. A full disk stops nobody's work: what it takes is counted and said."""
         if self._unwritten:
             entry = {**entry, "unwritten": self._unwritten}
-        line = json.dumps(entry, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        line = _ENCODER.encode(entry).encode("ascii") + b"\n"
         try:
             if os.fstat(self._fd).st_size + len(line) > self._file_bytes:
                 self._rotate()

@@ -12,8 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coldframe.gateway import failures
 from coldframe.gateway.execs import DEFAULT_WAIT_S, submit
+from coldframe.gateway.routes import KNOWN
 from coldframe.protocol.errors import ColdframeError
 
+_TEMPLATE = "/v1/sandboxes/{sandbox_id}/execs"
 _PATH = re.compile(r"/v1/sandboxes/([A-Za-z0-9._-]+)/execs")
 _QUERY = re.compile(rb"(?:wait_s=([0-9]{1,2}))?")
 
@@ -37,6 +39,7 @@ class Express:
             return
         scope["app"] = self._state
         scope["path_params"] = {"sandbox_id": found[1]}
+        scope[KNOWN] = _TEMPLATE
         request = Request(scope, receive, send)
         try:
             response = await submit(request, found[1], wait_s)

@@ -9,6 +9,8 @@ from starlette.routing import BaseRoute
 from starlette.types import Scope
 
 UNKNOWN = "-"
+KNOWN = "coldframe.route"
+"""Where a request's scope has the template of a route that was found already."""
 
 
 class Routes:
@@ -19,6 +21,8 @@ class Routes:
 
     def find(self, scope: Scope) -> tuple[str, str]:
         """Return a route's template and the sandbox that its path names, or `-` and nothing."""
+        if KNOWN in scope:
+            return scope[KNOWN], scope["path_params"]["sandbox_id"]
         method = scope.get("method")
         for route in self._routes:
             match = route.path_regex.match(scope["path"])

@@ -133,6 +133,10 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
 
     made = await burst(50)
     assert len(made) == 7
+    with http(pair.gateways[1].tcp, key) as caller:
+        over = caller.post("/v1/sandboxes", json={"image": "any"})
+    assert (over.status_code, over.json()["code"]) == (429, "quota_exceeded")
+    assert over.headers["retry-after"] == "1"
     assert len(await clients[0].list_sandboxes()) == 7
     await asyncio.gather(*(clients[n % 2].delete_sandbox(one) for n, one in enumerate(made)))
 
@@ -303,6 +307,40 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
         assert again.id == sandbox.id
         assert again.exec("sleep 1.5; echo done", operation_id="on").stdout == b"done\n"
         again.delete()
+
+
+def test_key_of_a_create_gives_the_first_answer_or_is_refused_and_never_makes_a_second(
+    tmp_path: Path,
+) -> None:
+    """Also when its sandbox has ended, for another body, and when it is too old to be known."""
+    for name in ("node", "one", "two"):
+        (tmp_path / name).mkdir()
+    head = {"Idempotency-Key": "make"}
+    with (
+        serving(tmp_path / "node", "fake", COLDFRAME_RESULT_TTL_S="2") as node,
+        serving(tmp_path / "one", "fake", "--node", node.unix) as one,
+        serving(tmp_path / "two", "fake", "--node", node.unix) as two,
+        http(one.tcp) as first,
+        http(two.tcp) as second,
+    ):
+        made = first.post("/v1/sandboxes", json={"image": "any"}, headers=head)
+        assert made.status_code == 201
+        assert first.delete(f"/v1/sandboxes/{made.json()['id']}").status_code == 200
+        again = second.post("/v1/sandboxes", json={"image": "any"}, headers=head)
+        assert (again.status_code, again.json()) == (201, made.json())
+        other = second.post("/v1/sandboxes", json={"image": "any", "cpu": 1.0}, headers=head)
+        assert (other.status_code, other.json()["code"]) == (409, "operation_mismatch")
+        time.sleep(2.1)
+        for caller in (first, second):
+            late = caller.post("/v1/sandboxes", json={"image": "any"}, headers=head)
+            assert (late.status_code, late.json()["code"]) == (410, "operation_expired")
+            assert late.json()["retryable"] is False
+        for wrong in ("a b", "x" * 200, ""):
+            answer = first.post(
+                "/v1/sandboxes", json={"image": "any"}, headers={"Idempotency-Key": wrong}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+        assert first.get("/v1/ledger").json()["created"] == 1
 
 
 def test_node_that_is_gone_is_said_by_its_gateway(tmp_path: Path) -> None:

@@ -419,8 +419,11 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
-async def test_quota_is_exact_when_many_ask_at_once(node: Node) -> None:
+async def test_quota_is_exact_when_many_ask_at_once(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
     """Never one over it, and no place is lost to what failed, ended or was refused."""
+    node, runtime = await make_node(held), held
     quota = Quota(sandboxes=5, cpu=0.3)
     spec = SandboxSpec(image="any", cpu=0.1, labels={"owner": "ada"})
 
@@ -435,6 +438,15 @@ async def test_quota_is_exact_when_many_ask_at_once(node: Node) -> None:
         made = await burst()
         assert len(made) == 3
         await asyncio.gather(*(node.delete(one) for one in made))
+    runtime.create_error = OSError("no")
+    ends = await asyncio.gather(
+        *(node.create_sandbox(spec, quota=quota) for _ in range(9)), return_exceptions=True
+    )
+    assert {type(one) for one in ends} == {CreateError, QuotaError}
+    runtime.create_error = None
+    made = await burst()
+    assert len(made) == 3
+    await asyncio.gather(*(node.delete(one) for one in made))
     await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": "bob"}}), quota=Quota())
     with pytest.raises(InvalidRequestError, match="disk_bytes"):
         await node.create_sandbox(spec, quota=Quota(disk_bytes=1 << 30))
