@@ -17,6 +17,8 @@ SOURCES := src tests benchmarks setup.py
 HARNESS := oracle
 SAMPLES := 2
 CONCURRENCY := 2
+# Most tests wait more than they compute. A file's tests stay together, in the order of collection.
+PYTEST_SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
 
 .PHONY: help setup demo test lint format native-check bench clean distclean
@@ -31,7 +33,7 @@ demo: setup  ## The main job: tasks in; sandboxes, a harness, a verifier; trajec
 	@tools/demo --harness $(HARNESS) --samples $(SAMPLES) --concurrency $(CONCURRENCY)
 
 test: setup native-check  ## Every test
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 lint: setup  ## Formats, lints, types, import walls, generated code, C warnings and analyser
 	$(BIN)/ruff format --check $(SOURCES)

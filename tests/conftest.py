@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 
 pytest_plugins = [
     name
     for name in (
+        "tests.fixtures.repository",
         "tests.fixtures.images",
         "tests.fixtures.runtime",
         "tests.fixtures.client",
@@ -19,6 +21,15 @@ pytest_plugins = [
     if importlib.util.find_spec(name) is not None
 ]
 
+FIRST = ("tests/integration/guest/", "tests/integration/examples/")
+"""What takes longest begins first, so that nothing runs alone at the end."""
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C work: what a script starts in the background is born deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the long forms be asked for."""
@@ -26,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes minutes unless it is asked for."""
+    """Put the longest first; leave out what takes minutes unless it is asked for."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):

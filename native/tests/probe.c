@@ -4,12 +4,15 @@
  *   trace PID      attach to a process and never wait for it
  *   hold PID       the same, and have it stop before it exits
  *   grow MIB       touch that much memory, then say so and pause
- *   watch SECONDS  try to open whatever appears in /proc for writing or reading of its memory
+ *   watch PATH     try to open whatever appears in /proc for writing or reading of its memory, until
+ *                  PATH exists
  *   stop SECONDS   send SIGSTOP to everything in the sandbox, again and again
  *   calls          make system calls that must be refused; print "NAME errno" for each
  *   rlimits        print the limits
  *   deep N         make N nested directories below the current one
  *   keep KIND N    keep up to N of a kind open (see kinds) and print how many those are
+ *
+ * As pid 1 it ends at once, with the number of its standard descriptors.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -99,14 +102,12 @@ static void try_one(const char *pid, const char *file, int flags)
 }
 
 /* Every process but ourselves: nothing of a helper may ever be readable. */
-static int watch(double seconds)
+static int watch(const char *until)
 {
-	struct timespec began, now;
 	unsigned long seen = 0;
 	char self[16];
 
 	snprintf(self, sizeof(self), "%d", getpid());
-	clock_gettime(CLOCK_MONOTONIC, &began);
 	do {
 		DIR *dir = opendir("/proc");
 		struct dirent *entry;
@@ -126,9 +127,7 @@ static int watch(double seconds)
 		}
 		if (dir)
 			closedir(dir);
-		clock_gettime(CLOCK_MONOTONIC, &now);
-	} while ((double)(now.tv_sec - began.tv_sec) +
-			 (double)(now.tv_nsec - began.tv_nsec) / 1e9 < seconds);
+	} while (access(until, F_OK) < 0);
 	printf("watched %d\n", seen > 0);
 	return 0;
 }
@@ -253,11 +252,22 @@ static int keep(const char *kind, long count)
 	return 0;
 }
 
+static int standard_descriptors(void)
+{
+	int count = 0;
+
+	for (int fd = 0; fd <= 2; fd++)
+		count += fcntl(fd, F_GETFD) >= 0;
+	return count;
+}
+
 int main(int argc, char **argv)
 {
 	const char *verb = argc > 1 ? argv[1] : "";
 	const char *value = argc > 2 ? argv[2] : "0";
 
+	if (getpid() == 1)
+		return standard_descriptors();
 	if (strcmp(verb, "trace") == 0)
 		return trace(atoi(value), 0);
 	if (strcmp(verb, "hold") == 0)
@@ -265,7 +275,7 @@ int main(int argc, char **argv)
 	if (strcmp(verb, "grow") == 0)
 		return grow((size_t)atol(value));
 	if (strcmp(verb, "watch") == 0)
-		return watch(atof(value));
+		return watch(value);
 	if (strcmp(verb, "stop") == 0)
 		return stop(atof(value));
 	if (strcmp(verb, "calls") == 0)

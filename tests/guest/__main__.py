@@ -10,10 +10,8 @@ from tests.guest.errors import GuestError
 from tests.guest.machine import GuestSettings, run_guest
 
 TESTS = (
-    "python3",
-    "-m",
-    "pytest",
-    "--color=no",
+    *("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "python3", "-m", "pytest"),
+    *("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "--color=no"),
     "tests/guest/test_guest.py",
     "tests/security/native",
     "tests/integration/native/test_lifecycle.py",

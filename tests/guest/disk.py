@@ -20,6 +20,7 @@ _SIZE_BYTES = 6 << 30  # sparse
 _COPIED = ("src", "tests", "examples", "benchmarks", "docs", "native", "pyproject.toml")
 _LEFT_OUT = {  # large, and of no use to a test that runs
     "mypy", "mypyc", "pip", "ruff", "grimp", "importlinter", "setuptools", "_distutils_hack",
+    "schemathesis", "jsonschema_rs", "redis", "hypothesis", "graphql",
 }  # fmt: skip
 _GUEST_PYTHONPATH = "/guest/site-packages:/guest/repository/src:/guest/repository"
 

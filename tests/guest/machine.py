@@ -162,11 +162,16 @@ class _Machine:
             process.stdout.close()
         return bytes(output), not late.is_set()
 
+    @property
+    def _cpu(self) -> str:
+        """A processor without what only costs where it is emulated: a fifth of the time."""
+        return "max" if self._accelerator == "kvm" else "Nehalem"
+
     def _argv(self, disk: Path | None) -> list[str]:
         append = _CMDLINE if disk else f"{_CMDLINE} coldframe.probe"
         argv = [
             "setpriv", "--pdeathsig", "KILL", "--",
-            _QEMU, "-M", "q35", "-cpu", "max", "-accel", self._accelerator,
+            _QEMU, "-M", "q35", "-cpu", self._cpu, "-accel", self._accelerator,
             "-m", str(self._settings.memory_mib), "-smp", str(self._settings.cpus),
             "-nodefaults", "-no-user-config", "-display", "none", "-nic", "none", "-no-reboot",
             "-kernel", str(self._kernel.image), "-initrd", str(self._kernel.initramfs),

@@ -90,16 +90,16 @@ async def test_odd_entries_of_a_context_are_copied_or_refused_by_name(
     assert await refuse("FROM busybox\nCOPY tree /t/\n") == "2: 'null' is a device; COPY takes none"
 
 
-async def test_sparse_file_of_ten_gibibytes_costs_its_blocks_only(bench: Bench) -> None:
+async def test_sparse_file_of_a_gibibyte_costs_its_blocks_only(bench: Bench) -> None:
     """A hole that became zeros would fill the store."""
     with (bench.context / "huge").open("wb") as file:
         file.write(b"begin")
-        file.truncate(10 << 30)
+        file.truncate(1 << 30)
 
     image = await bench.build("FROM scratch\nCOPY huge /\n")
 
     path = bench.store.layer_root(image.layers[0]) / "huge"
-    assert (path.stat().st_size, path.stat().st_blocks < 1000) == (10 << 30, True)
+    assert (path.stat().st_size, path.stat().st_blocks < 1000) == (1 << 30, True)
 
 
 async def test_file_of_absurd_size_is_refused_at_once(bench: Bench, refuse: Refuse) -> None:

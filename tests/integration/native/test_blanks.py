@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -164,7 +165,7 @@ async def test_worker_killed_leaves_no_process_of_its_blanks(native_home: Path) 
         creating = asyncio.ensure_future(native.spawner.prepare("next", IDS + 65536))
         await asyncio.sleep(0)
         os.kill(native.spawner.pids[0], signal.SIGKILL)
-        with pytest.raises(SpawnerLostError):
+        with contextlib.suppress(SpawnerLostError):  # the worker may have been faster
             await creating
         async with asyncio.timeout(10):
             while native.processes():  # noqa: ASYNC110

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from coldframe.host.spawner import Created, SpawnerFault
 from coldframe.host.wire import GoneCause, Reason
 from coldframe.protocol.errors import SpawnerLostError
-from tests.fixtures.native import ID_BASE, Native, running
+from tests.fixtures.native import ID_BASE, Native, build_probe, running
 
 
 def _steps() -> list[str]:
@@ -42,23 +41,10 @@ async def test_create_failing_at_a_step_leaves_nothing_behind(native: Native, st
     assert (await native.spawner.stat())[0] == before
 
 
-_COUNT_STANDARD_DESCRIPTORS = """
-#include <fcntl.h>
-int main(void)
-{
-    return (fcntl(0, F_GETFD) >= 0) + (fcntl(1, F_GETFD) >= 0) + (fcntl(2, F_GETFD) >= 0);
-}
-"""
-
-
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
     """A program for pid 1 that ends at once with the number of its standard descriptors."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a compiler")
-    source = tmp_path / "pid1.c"
-    source.write_text(_COUNT_STANDARD_DESCRIPTORS)
-    subprocess.run(["cc", "-static", "-o", tmp_path / "pid1", source], check=True)
+    build_probe(tmp_path / "pid1")
     return tmp_path / "pid1"
 
 

@@ -135,17 +135,18 @@ async def test_helpers_are_never_open_to_a_watcher_inside(native: Native) -> Non
     """CVE-2016-9962: between join and execve a helper is inside, with the worker's memory."""
     sandbox = await native.create()
     watchers = [
-        native.start(sandbox, "probe", "watch", "1.5", uid=uid, gid=uid) for uid in (0, 1000)
+        native.start(sandbox, "probe", "watch", "/enough", uid=uid, gid=uid) for uid in (0, 1000)
     ]
-    ended = asyncio.gather(*(watcher.ended for watcher in watchers))
+    await native.wait_for_names(sandbox, b"probe", b"probe")
+    until = time.monotonic() + 1.5
     count = 0
-    while not ended.done():
+    while time.monotonic() < until or count < 20:
         await native.run(sandbox, "true")
         count += 1
+    await native.run(sandbox, "touch", "/enough")
 
-    for end in await ended:
-        assert end.stdout.data == b"watched 1\n"
-    assert count > 5
+    for watcher in watchers:
+        assert (await watcher.ended).stdout.data == b"watched 1\n"
 
 
 async def test_calls_that_attack_the_kernel_are_refused(native: Native) -> None:
@@ -330,22 +331,25 @@ async def test_commands_that_resist_being_killed_gain_little_processor_time(
     limit = bases["cpu" if hybrid else "unified"] / sandbox.sandbox_id
     limit /= "cpu.cfs_quota_us" if hybrid else "cpu.max"
     usual = limit.read_text()
-    began = at = time.monotonic()
+    began = time.monotonic()
     above = 0.0
 
-    while at < began + 10:
+    while time.monotonic() < began + 10:
         victim = native.start(sandbox, "sleep", "100", want_started=True)
         assert victim.started is not None
         tracer = native.start(sandbox, "probe", "hold", str((await victim.started).pid))
         await native.spawner.watch(tracer, 0, 0)
         await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE)
+        seen: float | None = None
         while not victim.ended.done():
+            raised, now = limit.read_text() != usual, time.monotonic()
+            if raised and seen is not None:
+                above += now - seen
+            seen = now if raised else None
             await asyncio.sleep(0.01)
-            now = time.monotonic()
-            above += now - at if limit.read_text() != usual else 0
-            at = now
 
-    assert 0 < above < 7
+    # Five seconds, what grows back meanwhile, and one for whoever looks at it late.
+    assert 0 < above < 6 + (time.monotonic() - began) / 20
 
 
 @pytest.mark.parametrize("kind", ["inotify", "queues"])
