@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -12,7 +13,7 @@ import typer
 
 from coldframe.cli import render
 from coldframe.cli.serve import STORE_OPTION
-from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 if TYPE_CHECKING:
     from coldframe.gateway.store import Store
@@ -45,7 +46,9 @@ def create(
         scopes = [Scope(word) for word in scope or ("read", "exec", "create")]
     except ValueError as error:
         raise InvalidRequestError(f"--scope: {error}; read, exec, create or admin") from error
-    print(_in_store(store, lambda opened: create_key(opened, owner, scopes)))
+    made = _in_store(store, lambda opened: create_key(opened, owner, scopes))
+    _note("key create", made.split("_")[1], owner)
+    print(made)
 
 
 @app.command("ls")
@@ -84,6 +87,7 @@ def revoke(
     from coldframe.gateway.keys import revoke_key
 
     revoked = _in_store(store, lambda opened: revoke_key(opened, key))
+    _note("key revoke", revoked, None)
     print(f"revoked {revoked}")
 
 
@@ -94,19 +98,48 @@ def quota(
     cpu: Annotated[float | None, typer.Option(min=0, help="Processors of all together.")] = None,
     memory: Annotated[str | None, typer.Option(help="Of all together: 256GiB.")] = None,
     disk: Annotated[str | None, typer.Option(help="Of all together: 1TiB.")] = None,
+    free: Annotated[bool, typer.Option("--free", help="Take every bound away.")] = False,
     store: _Store = None,
 ) -> None:
-    """Set what an owner's live sandboxes may be limited to, together. What is left out is free."""
+    """Set what an owner's live sandboxes may be limited to, together. What is left out is free.
+
+    Without options: show it.
+    """
     from coldframe.gateway.keys import set_quota
     from coldframe.protocol.models import Quota
 
-    chosen = Quota(
-        sandboxes=sandboxes,
-        cpu=cpu,
-        memory_bytes=None if memory is None else render.parse_size(memory),
-        disk_bytes=None if disk is None else render.parse_size(disk),
-    )
+    try:
+        chosen = Quota(
+            sandboxes=sandboxes,
+            cpu=cpu,
+            memory_bytes=None if memory is None else render.parse_size(memory),
+            disk_bytes=None if disk is None else render.parse_size(disk),
+        )
+    except ValueError as error:
+        raise InvalidRequestError("a quota is made of finite amounts of at least 0") from error
+    if chosen == Quota() and not free:
+        known = _in_store(store, lambda opened: opened.quota(owner))
+        print(json.dumps(known.model_dump(), indent=2))
+        return
     _in_store(store, lambda opened: set_quota(opened, owner, chosen))
+    _note("key quota", None, owner)
+
+
+def _note(command: str, key_id: str | None, owner: str | None) -> None:
+    """Write a line of this machine's audit log."""
+    from coldframe.gateway import audit
+    from coldframe.gateway.settings import GatewaySettings
+    from coldframe.node.settings import NodeSettings
+
+    known = GatewaySettings(audit=NodeSettings.from_environment().home / audit.DIRECTORY)
+    try:
+        entries = audit.open_log(known)
+    except CapabilityError as error:
+        print(f"coldframe: done, but {error}", file=sys.stderr)
+        return
+    if entries is not None:
+        entries.write(audit.of_command(command, key_id, owner))
+        entries.close()
 
 
 def _in_store(url: str | None, work: Callable[[Store], Awaitable[T]]) -> T:

@@ -133,8 +133,7 @@ async def _serve(
     idle_exit_s: float | None,
 ) -> int:
     try:
-        from coldframe.gateway import sockets
-        from coldframe.gateway.audit import Paced
+        from coldframe.gateway import audit, sockets
         from coldframe.gateway.server import Doors, Listen, until_stopped
         from coldframe.gateway.settings import GatewaySettings
         from coldframe.gateway.store import open_store
@@ -146,7 +145,7 @@ async def _serve(
 
     # Requests that are none, and WebSockets that are refused, must not fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(Paced())
+    logging.getLogger("uvicorn.error").addFilter(audit.Paced())
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
     if unix is None and behind.node_url is None:
@@ -155,7 +154,7 @@ async def _serve(
         await sockets.claim(unix)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(behind.store_url, settings.home))
-        chosen = GatewaySettings(audit=settings.home / "audit")
+        chosen = GatewaySettings(audit=settings.home / audit.DIRECTORY)
         served = await stack.enter_async_context(_served(behind, store, settings, chosen))
         doors = Doors(served, store, chosen)
         try:

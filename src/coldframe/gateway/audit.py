@@ -23,9 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.routes import Routes
+from coldframe.gateway.settings import GatewaySettings
+from coldframe.protocol.errors import CapabilityError
 
 log = logging.getLogger("coldframe.gateway")
 
+DIRECTORY = "audit"
+"""In a home."""
 FILE = "audit.jsonl"
 _ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -98,6 +102,38 @@ class AuditLog:
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return False
+
+
+def open_log(settings: GatewaySettings) -> AuditLog | None:
+    """Open the log that the settings name; None: they name none.
+
+    Raises:
+        CapabilityError: it cannot be written.
+    """
+    if settings.audit is None:
+        return None
+    try:
+        return AuditLog(settings.audit, settings.audit_bytes, settings.audit_files)
+    except OSError as error:
+        raise CapabilityError(
+            f"no audit log can be written in {settings.audit}: {error}; run as the owner of "
+            "COLDFRAME_HOME"
+        ) from error
+
+
+def of_command(command: str, key_id: str | None, owner: str | None) -> dict[str, Any]:
+    """Return the line of what was done to keys on the command line of this machine."""
+    return {
+        "time": round(time.time(), 3),
+        "trace": None,
+        "key": key_id,
+        "owner": owner,
+        "method": "COMMAND",
+        "route": command,
+        "sandbox": None,
+        "status": None,
+        "peer": f"uid {os.getuid()}",
+    }
 
 
 class Bounded:

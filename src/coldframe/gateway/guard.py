@@ -7,6 +7,8 @@ names another host, or comes from another origin, is refused.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
@@ -18,6 +20,7 @@ from coldframe.gateway.behalf import HEADER, heard
 from coldframe.gateway.identity import Identity, local
 from coldframe.gateway.keys import authenticate
 from coldframe.gateway.store import Store
+from coldframe.gateway.watch import Watch
 from coldframe.protocol.errors import ColdframeError, NotAuthenticatedError, VersionMismatchError
 from coldframe.protocol.wire import (
     SPOKEN_VERSIONS,
@@ -92,27 +95,39 @@ def _header(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
 class Guard:
     """An application behind the door."""
 
-    def __init__(self, app: ASGIApp, admit: Admission) -> None:
-        self._app, self._admit = app, admit
+    def __init__(self, app: ASGIApp, admit: Admission, watch: Watch | None = None) -> None:
+        """Take what says who asks, and what ends the requests of a key that is revoked."""
+        self._app, self._admit, self._watch = app, admit, watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through with its caller's identity in its state, or answer it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        sender = None
         try:
             version = _agree(scope)
             if scope["path"] not in OPEN_PATHS:
-                scope.setdefault("state", {})["identity"] = await self._identify(scope)
+                sender = await self._admit(scope)
+                behalf = _header(scope["headers"], HEADER)
+                identity = sender if behalf is None else heard(behalf, sender)
+                scope.setdefault("state", {})["identity"] = identity
         except ColdframeError as error:
             await _refuse(scope, send, error)
             return
-        await self._app(scope, receive, send if version is None else _saying(send, version))
-
-    async def _identify(self, scope: Scope) -> Identity:
-        sender = await self._admit(scope)
-        behalf = _header(scope["headers"], HEADER)
-        return sender if behalf is None else heard(behalf, sender)
+        if version is not None:
+            send = _saying(send, version)
+        if sender is None or not sender.keyed or self._watch is None:
+            await self._app(scope, receive, send)
+            return
+        with self._watch.over(sender.name) as cut:
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not cut.made:
+                    raise
+                with contextlib.suppress(RuntimeError):  # an answer that had begun just ends
+                    await _refuse(scope, send, NotAuthenticatedError("this key was revoked"))
 
 
 def _agree(scope: Scope) -> int | None:

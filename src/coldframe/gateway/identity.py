@@ -34,6 +34,8 @@ class Identity:
     """For the log: the key's id, or how the caller was known."""
     quota: Quota | None = None
     """What a gateway that relays said the owner may have."""
+    keyed: bool = False
+    """Whether it has shown a key, whose id is `name`."""
     relayed: bool = False
     """Whether a gateway tells who this is."""
 

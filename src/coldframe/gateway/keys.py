@@ -89,4 +89,4 @@ async def authenticate(store: Store, authorization: str | None) -> Identity:
         raise NotAuthenticatedError("this key is not valid: unknown, wrong or revoked")
     scopes = frozenset(Scope(scope) for scope in record.scopes)
     owner = None if Scope.ADMIN in scopes else record.owner
-    return Identity(owner, scopes, record.id)
+    return Identity(owner, scopes, record.id, keyed=True)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from coldframe.gateway import sockets
 from coldframe.gateway.activity import Activity, Counting
 from coldframe.gateway.app import routes
-from coldframe.gateway.audit import Audited, AuditLog
+from coldframe.gateway.audit import Audited, open_log
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.protocol import bounded
 from coldframe.gateway.proxy import ByUrl
@@ -30,6 +30,7 @@ from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
 from coldframe.gateway.served import Served
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.store import Store
+from coldframe.gateway.watch import Watch
 from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
@@ -82,7 +83,8 @@ class Doors:
 
     def __init__(self, served: Served, store: Store, settings: GatewaySettings) -> None:
         self._served, self._store, self._settings = served, store, settings
-        self._audit = _audit(settings)
+        self._watch = Watch(store)
+        self._audit = open_log(settings)
         self._routes = routes()
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None
@@ -130,7 +132,7 @@ class Doors:
         self, listener: socket.socket, admit: Admission, tls: ssl.SSLContext | None
     ) -> None:
         listener.setblocking(False)
-        app: ASGIApp = Guard(self._served.app, admit)
+        app: ASGIApp = Guard(self._served.app, admit, self._watch)
         if self._audit is not None:
             app = Audited(app, self._audit, self._routes)
         app = ByUrl(app, self._served.by_url)
@@ -206,18 +208,6 @@ class Doors:
         self._hurried = True
         for server, _ in self._servers:
             server.force_exit = True
-
-
-def _audit(settings: GatewaySettings) -> AuditLog | None:
-    if settings.audit is None:
-        return None
-    try:
-        return AuditLog(settings.audit, settings.audit_bytes, settings.audit_files)
-    except OSError as error:
-        raise CapabilityError(
-            f"no audit log can be written in {settings.audit}: {error}; run as the owner of "
-            "COLDFRAME_HOME"
-        ) from error
 
 
 async def until_stopped(doors: Doors, *, idle_exit_s: float | None = None) -> CloseReport:

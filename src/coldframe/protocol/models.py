@@ -76,7 +76,7 @@ class Quota(_Model):
     """How much of a node an owner's live sandboxes may be limited to, together. None: any."""
 
     sandboxes: Whole | None = Field(default=None, ge=0)
-    cpu: Number | None = Field(default=None, ge=0)
+    cpu: Number | None = Field(default=None, ge=0, allow_inf_nan=False)
     memory_bytes: Whole | None = Field(default=None, ge=0)
     disk_bytes: Whole | None = Field(default=None, ge=0)
     """With it, every sandbox of the owner's must say how much it may write."""

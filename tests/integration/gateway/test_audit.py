@@ -78,6 +78,9 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
         assert caller.get(f"/v1/sandboxes/{sandbox.id}").status_code == 401
 
     lines = [line for line in _log(audited.home) if line["key"] == key.split("_")[1]]
+    command = lines.pop(0)
+    assert (command["method"], command["route"]) == ("COMMAND", "key create")
+    assert (command["owner"], command["peer"]) == ("ada", f"uid {os.getuid()}")
     one = "/v1/sandboxes/{sandbox_id}"
     assert [(line["method"], line["route"], line["status"]) for line in lines] == [
         ("POST", "/v1/sandboxes", 201),

@@ -16,10 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from coldframe import AsyncSandboxClient, SandboxClient
+from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import (
     ColdframeError,
     NotAuthenticatedError,
@@ -33,6 +34,10 @@ from coldframe.protocol.errors import (
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http
+
+IMAGE = "busybox"
+
+pytestmark = pytest.mark.root
 
 
 @dataclass
@@ -74,14 +79,19 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory, image_store: ImageStore) -> Iterator[Pair]:
     """Real processes: a node, two gateways, a Redis server."""
     directory = tmp_path_factory.mktemp("pair")
     for name in ("node", "one", "two"):
         (directory / name).mkdir()
     with (
         redis_running(directory / "redis") as redis,
-        serving(directory / "node", "fake", COLDFRAME_QUARANTINE_S="0.2") as node,
+        serving(
+            directory / "node",
+            "native",
+            images=image_store.layers_directory.parent,
+            COLDFRAME_QUARANTINE_S="0.2",
+        ) as node,
         _gateway(directory / "one", node, redis) as one,
         _gateway(directory / "two", node, redis) as two,
     ):
@@ -97,11 +107,11 @@ def _gateway(
 def test_what_was_asked_by_one_gateway_is_answered_by_the_other(pair: Pair) -> None:
     """A client that is sent to another gateway in the middle must do nothing twice."""
     with pair.clients(pair.key("ada")) as (one, two):
-        made = one.create_sandbox("any", operation_id="make", name="mine")
-        again = two.create_sandbox("any", operation_id="make", name="mine")
+        made = one.create_sandbox(IMAGE, operation_id="make", name="mine")
+        again = two.create_sandbox(IMAGE, operation_id="make", name="mine")
         assert again.id == made.id
         with pytest.raises(OperationMismatchError):
-            two.create_sandbox("any", operation_id="make", name="mine", cpu=2.0)
+            two.create_sandbox(IMAGE, operation_id="make", name="mine", cpu=2.0)
 
         first = made.exec("echo once >> ran; echo said", operation_id="run")
         second = again.exec("echo once >> ran; echo said", operation_id="run")
@@ -125,7 +135,7 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
     clients = [AsyncSandboxClient(url=one.tcp, api_key=key) for one in pair.gateways]
 
     async def burst(count: int, **options: Any) -> list[str]:
-        asked = (clients[n % 2].create_sandbox("any", **options) for n in range(count))
+        asked = (clients[n % 2].create_sandbox(IMAGE, **options) for n in range(count))
         got = await asyncio.gather(*asked, return_exceptions=True)
         refused = [one for one in got if isinstance(one, BaseException)]
         assert {type(one) for one in refused} <= {QuotaError}
@@ -134,7 +144,7 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
     made = await burst(50)
     assert len(made) == 7
     with http(pair.gateways[1].tcp, key) as caller:
-        over = caller.post("/v1/sandboxes", json={"image": "any"})
+        over = caller.post("/v1/sandboxes", json={"image": IMAGE})
     assert (over.status_code, over.json()["code"]) == (429, "quota_exceeded")
     assert over.headers["retry-after"] == "1"
     assert len(await clients[0].list_sandboxes()) == 7
@@ -147,14 +157,14 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
             while (await clients[0].get_sandbox(one)).info.state != "deleted":  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
-    cancelled = [asyncio.ensure_future(clients[n % 2].create_sandbox("any")) for n in range(20)]
+    cancelled = [asyncio.ensure_future(clients[n % 2].create_sandbox(IMAGE)) for n in range(20)]
     await asyncio.sleep(0.01)
     for task in cancelled:
         task.cancel()
     for end in await asyncio.gather(*cancelled, return_exceptions=True):
         if not isinstance(end, BaseException):
             await end.delete()  # it was ready before
-    clashing = (clients[n % 2].create_sandbox("any", name="same") for n in range(20))
+    clashing = (clients[n % 2].create_sandbox(IMAGE, name="same") for n in range(20))
     got = await asyncio.gather(*clashing, return_exceptions=True)
     (named,) = [one for one in got if not isinstance(one, BaseException)]
     await named.delete()
@@ -181,15 +191,54 @@ def test_revoked_key_is_refused_by_both_gateways_at_once(pair: Pair) -> None:
             assert caller.get("/v1/sandboxes").status_code == 401
 
 
+def test_revoking_a_key_ends_what_is_open_with_it(pair: Pair) -> None:
+    """Else whoever stole it would go on listening, and typing, for as long as it likes."""
+    key, other = pair.key("ada"), pair.key("ada")
+    with pair.clients(other) as (kept, _), kept.create_sandbox(IMAGE) as sandbox:
+        running = sandbox.start("cat", stdin_open=True, operation_id="typing")
+        headers = {"Authorization": f"Bearer {key}"}
+        address = pair.gateways[0].tcp
+        uri = f"{address.replace('http', 'ws')}/v1/execs/typing/attach"
+        ended: list[Any] = []
+
+        def wait() -> None:
+            with http(address, key) as caller:
+                ended.append(caller.get("/v1/execs/typing?wait_s=30"))
+
+        def listen() -> None:
+            with (
+                contextlib.suppress(httpx.RemoteProtocolError),
+                httpx.stream("GET", f"{address}/v1/execs/typing/events", headers=headers) as told,
+            ):
+                ended.append(b"".join(told.iter_bytes()))
+
+        with connect(uri, additional_headers=headers) as attached:
+            attached.send(b"before\n")
+            assert attached.recv() == b"\x01before\n"
+            open_ones = [threading.Thread(target=one) for one in (wait, listen)]
+            for one in open_ones:
+                one.start()
+            time.sleep(0.5)
+            pair.command("key", "revoke", key.split("_")[1])
+            with pytest.raises(ConnectionClosed):
+                attached.recv(timeout=20)
+            for one in open_ones:
+                one.join(20)
+        assert [one.status_code for one in ended if isinstance(one, httpx.Response)] == [401]
+        running.write_stdin("after\n")
+        running.close_stdin()
+        assert running.wait().stdout == b"before\nafter\n"
+
+
 def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
     """Owners, scopes and names mean behind a gateway what they mean before a node."""
     hers, his = pair.key("ada"), pair.key("bob", "read")
     with pair.clients(hers) as (ada, _), pair.clients(his) as (bob, _):
-        sandbox = ada.create_sandbox("any", name="solver")
+        sandbox = ada.create_sandbox(IMAGE, name="solver")
         with pytest.raises(SandboxNotFoundError):
             bob.get_sandbox(sandbox.id)
         with pytest.raises(NotPermittedError, match="'create'"):
-            bob.create_sandbox("any")
+            bob.create_sandbox(IMAGE)
         with pytest.raises(NotPermittedError, match="'admin'"):
             ada.ledger()
         assert sandbox.info.spec.labels["owner"] == "ada"
@@ -205,7 +254,7 @@ def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
         no_quota = '{"owner":"eve","scopes":["create"],"name":"x"}'
         with http(pair.node.unix) as caller:
             headers = {"Coldframe-On-Behalf": no_quota}
-            answer = caller.post("/v1/sandboxes", json={"image": "any"}, headers=headers)
+            answer = caller.post("/v1/sandboxes", json={"image": IMAGE}, headers=headers)
             assert (answer.status_code, "quota" in answer.text) == (400, True)
         sandbox.delete()
 
@@ -213,7 +262,7 @@ def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
 def test_everything_streams_through_a_gateway(pair: Pair) -> None:
     """Files, events, sockets: as fast as they are read, and byte for byte."""
     key = pair.key("ada")
-    with pair.clients(key) as (one, _), one.create_sandbox("any") as sandbox:
+    with pair.clients(key) as (one, _), one.create_sandbox(IMAGE) as sandbox:
         content = os.urandom(20 << 20)
         sandbox.files.write("/big", content)
         assert sandbox.files.read("/big") == content
@@ -242,7 +291,7 @@ def test_everything_streams_through_a_gateway(pair: Pair) -> None:
 def test_client_that_leaves_a_gateway_leaves_nothing_at_the_node(pair: Pair) -> None:
     """Who goes away in the middle of a create, or of a stream, holds nothing up."""
     key = pair.key("ada")
-    with pair.clients(key) as (one, _), one.create_sandbox("any") as sandbox:
+    with pair.clients(key) as (one, _), one.create_sandbox(IMAGE) as sandbox:
         sandbox.start("while :; do echo x; sleep 0.05; done", operation_id="long")
         address = pair.gateways[0].tcp
         headers = {"Authorization": f"Bearer {key}"}
@@ -255,7 +304,7 @@ def test_client_that_leaves_a_gateway_leaves_nothing_at_the_node(pair: Pair) -> 
 def test_emptied_redis_loses_no_sandbox_and_opens_no_door(pair: Pair) -> None:
     """What is true of sandboxes is the node's; what is lost is who may ask."""
     with pair.clients(pair.key("ada")) as (one, two):
-        sandbox = one.create_sandbox("any", operation_id="kept")
+        sandbox = one.create_sandbox(IMAGE, operation_id="kept")
         sandbox.start("sleep 1; echo lived", operation_id="going")
         with pair.redis.client() as redis:
             redis.flushall()
@@ -270,7 +319,7 @@ def test_emptied_redis_loses_no_sandbox_and_opens_no_door(pair: Pair) -> None:
             assert node.ledger().balanced
 
     with pair.clients(pair.key("ada")) as (one, two):
-        assert two.create_sandbox("any", operation_id="kept").id == sandbox.id
+        assert two.create_sandbox(IMAGE, operation_id="kept").id == sandbox.id
         result = two.get_sandbox(sandbox.id).attach("going").wait()
         assert result.stdout == b"lived\n"
         two.delete_sandbox(sandbox.id)
@@ -280,7 +329,7 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
     """503 with when to try again; what was running ends as it would have."""
     key = pair.key("ada")
     with pair.clients(key) as (one, two):
-        sandbox = one.create_sandbox("any", operation_id="before")
+        sandbox = one.create_sandbox(IMAGE, operation_id="before")
         results: list[Any] = []
         waiting = threading.Thread(
             target=lambda: results.append(sandbox.exec("sleep 1.5; echo done", operation_id="on"))
@@ -298,12 +347,12 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
                 with http(gateway.unix) as caller:  # needs no key
                     assert caller.get("/v1/sandboxes").status_code == 200
             with pytest.raises(StoreUnreachableError, match="what runs goes on"):
-                two.create_sandbox("any")
+                two.create_sandbox(IMAGE)
             waiting.join(30)
             assert [result.stdout for result in results] == [b"done\n"]
         finally:
             pair.redis.start()
-        again = two.create_sandbox("any", operation_id="before")
+        again = two.create_sandbox(IMAGE, operation_id="before")
         assert again.id == sandbox.id
         assert again.exec("sleep 1.5; echo done", operation_id="on").stdout == b"done\n"
         again.delete()
@@ -323,21 +372,21 @@ def test_key_of_a_create_gives_the_first_answer_or_is_refused_and_never_makes_a_
         http(one.tcp) as first,
         http(two.tcp) as second,
     ):
-        made = first.post("/v1/sandboxes", json={"image": "any"}, headers=head)
+        made = first.post("/v1/sandboxes", json={"image": IMAGE}, headers=head)
         assert made.status_code == 201
         assert first.delete(f"/v1/sandboxes/{made.json()['id']}").status_code == 200
-        again = second.post("/v1/sandboxes", json={"image": "any"}, headers=head)
+        again = second.post("/v1/sandboxes", json={"image": IMAGE}, headers=head)
         assert (again.status_code, again.json()) == (201, made.json())
-        other = second.post("/v1/sandboxes", json={"image": "any", "cpu": 1.0}, headers=head)
+        other = second.post("/v1/sandboxes", json={"image": IMAGE, "cpu": 1.0}, headers=head)
         assert (other.status_code, other.json()["code"]) == (409, "operation_mismatch")
         time.sleep(2.1)
         for caller in (first, second):
-            late = caller.post("/v1/sandboxes", json={"image": "any"}, headers=head)
+            late = caller.post("/v1/sandboxes", json={"image": IMAGE}, headers=head)
             assert (late.status_code, late.json()["code"]) == (410, "operation_expired")
             assert late.json()["retryable"] is False
         for wrong in ("a b", "x" * 200, ""):
             answer = first.post(
-                "/v1/sandboxes", json={"image": "any"}, headers={"Idempotency-Key": wrong}
+                "/v1/sandboxes", json={"image": IMAGE}, headers={"Idempotency-Key": wrong}
             )
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
         assert first.get("/v1/ledger").json()["created"] == 1

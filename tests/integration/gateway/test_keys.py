@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -180,6 +181,12 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
     """One owner's mistake must leave room for the others; a replay is nothing new."""
     done = _command(keyed_service.home, "key", "quota", "tim", "--sandboxes", "2", "--cpu", "3")
     assert done.returncode == 0
+    shown = _command(keyed_service.home, "key", "quota", "tim").stdout
+    assert json.loads(shown) == {
+        **{"sandboxes": 2, "cpu": 3.0},
+        **{"memory_bytes": None, "disk_bytes": None},
+    }
+    assert _command(keyed_service.home, "key", "quota", "tim", "--cpu", "nan").returncode == 2
     key = make_key("tim")
     with SandboxClient(url=keyed_service.tcp, api_key=key) as tim:
         with pytest.raises(QuotaError, match="cpu"):
@@ -195,6 +202,8 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
         assert answer.headers["retry-after"] == "1"
         first.delete()
         tim.create_sandbox("any", cpu=0.5)
+        assert _command(keyed_service.home, "key", "quota", "tim", "--free").returncode == 0
+        tim.create_sandbox("any", cpu=64.0)
 
 
 def test_keyless_service_is_loopback_only_and_takes_nothing_from_web_pages(
