@@ -1,0 +1,181 @@
+"""The adapter over true Harbor jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor.models.job.config import JobConfig
+from harbor.models.trial.config import TaskConfig
+
+from coldframe.integrations.harbor_rl import (
+    Caps,
+    ContractError,
+    HarborRLAdapter,
+    PolicyIdentity,
+    RLTask,
+)
+from coldframe.learning.contracts import Batch
+from tests.harbor.doubles import COMPLETIONS, LOGPROBS, PROMPTS
+
+POLICY = PolicyIdentity("ab" * 32, "tok@1", "chat@1", {"temperature": 1.0}, 0)
+
+
+def task(directory: Path, key: str) -> Path:
+    """Write a task that any environment takes."""
+    root = directory / key
+    for name in ("environment", "tests", "solution"):
+        (root / name).mkdir(parents=True)
+    (root / "task.toml").write_text(
+        'version = "1.0"\n[metadata]\n[verifier]\n[agent]\n[environment]\n'
+    )
+    (root / "instruction.md").write_text("Do it.")
+    (root / "environment" / "Dockerfile").write_text("FROM scratch\n")
+    (root / "tests" / "test.sh").write_text("#!/bin/sh\n")
+    (root / "solution" / "solve.sh").write_text("#!/bin/sh\n")
+    return root
+
+
+def adapter(directory: Path, **changes: Any) -> HarborRLAdapter:
+    """Return an adapter on the fakes."""
+    scenarios, rewards = changes.pop("scenarios", {}), changes.pop("rewards", {})
+    return HarborRLAdapter(
+        directory / "jobs",
+        "demo/model",
+        "tests.harbor.doubles:FakeEnvironment",
+        agent="tests.harbor.doubles:FakeAgent",
+        agent_kwargs={"scenarios": scenarios},
+        environment_kwargs={"rewards": rewards},
+        **{"policy": POLICY, "reward_schema": "demo@1"} | changes,
+    )
+
+
+def specs(directory: Path, *keys: str, split: str = "train") -> list[RLTask]:
+    return [RLTask(key, split, TaskConfig(path=task(directory, key))) for key in keys]
+
+
+def test_configuration_is_one_that_harbor_takes(tmp_path: Path) -> None:
+    """Every field that is set is a field of Harbor's, of this version."""
+    made = adapter(
+        tmp_path,
+        api_base="http://127.0.0.1:1/v1",
+        model_info={"max_input_tokens": 1},
+        agent_timeout_multiplier=2.0,
+        max_retries=1,
+    ).build_config(specs(tmp_path, "one"), phase="train", run_id="r", attempts=3, concurrency=2)
+
+    assert isinstance(made, JobConfig)
+    assert (made.job_name, made.n_attempts, made.n_concurrent_trials) == ("r", 3, 2)
+    assert made.retry.max_retries == 1
+    assert made.agent_timeout_multiplier == 2.0
+    assert made.agents[0].kwargs["api_base"] == "http://127.0.0.1:1/v1"
+    assert made.environment.import_path == "tests.harbor.doubles:FakeEnvironment"
+
+
+def test_job_gives_rollouts_and_rejects_the_others_by_name(tmp_path: Path) -> None:
+    """Every trap in one job: groups in order, each rejected trial with its rule."""
+    scenarios = {
+        "whole": "whole",
+        "dropped": "ids dropped",
+        "lost": "turns lost here and there",
+        "nan": "nan",
+        "sub": "sub-agent",
+        "fails": "fails",
+    }
+    rewards = {
+        "planted": {"reward.json": '{"reward": 1}', "reward.txt": "0"},
+        "text": {"reward.json": '{"reward": "1"}'},
+        "bool": {"reward.json": '{"reward": true}'},
+        "absent": {},
+    }
+    asked = specs(tmp_path, *scenarios, *rewards)
+
+    made = asyncio.run(
+        adapter(tmp_path, scenarios=scenarios, rewards=rewards).generate(
+            asked, run_id="run-1", attempts=2, concurrency=4
+        )
+    )
+
+    found = {
+        group.key: {one.error.rule or one.error.field for one in group.rejected}
+        for group in made.groups
+    }
+    assert list(found) == [one.key for one in asked]
+    whole = made.groups[0]
+    assert len(whole.rollouts) == 2
+    assert [list(row) for row in whole.rollouts[0].prompt_token_ids] == PROMPTS
+    assert [list(row) for row in whole.rollouts[0].completion_token_ids] == COMPLETIONS
+    assert [list(row) for row in whole.rollouts[0].old_logprobs] == LOGPROBS
+    assert found == {
+        "whole": set(),
+        "dropped": {"segments_have_equal_turns"},
+        "lost": {"totals_are_the_sums_of_the_rows"},
+        "nan": {"logprobs_are_finite"},
+        "sub": {"linear_has_one_segment"},
+        "fails": {"trial_has_no_exception"},
+        "planted": {"reward_file"},
+        "text": found["text"],
+        "bool": found["bool"],
+        "absent": {"trial_has_no_exception"},
+    }
+    for key in ("text", "bool"):
+        assert found[key] and found[key] <= {"reward_file", "trial_has_no_exception"}
+    assert len(made.rollouts) == 2
+    manifest = Batch(made.rollouts).manifest
+    assert manifest.run_id == "run-1"
+    assert manifest.runner.startswith("harbor 0.")
+    assert len(manifest.entries[0].verifier_digest) == 64
+
+
+def test_run_id_is_used_once(tmp_path: Path) -> None:
+    """A second job would otherwise resume the first, and count its trials again."""
+    runner, asked = adapter(tmp_path), specs(tmp_path, "one")
+    asyncio.run(runner.generate(asked, run_id="r", attempts=1, concurrency=1))
+
+    with pytest.raises(ContractError, match="never used again"):
+        asyncio.run(runner.generate(asked, run_id="r", attempts=1, concurrency=1))
+
+
+def test_evaluation_gives_rewards_and_its_trials_are_never_trained_on(tmp_path: Path) -> None:
+    """In a directory of its own, which tells the split of what lies in it."""
+    runner = adapter(tmp_path, rewards={"one": "0.25"})
+    asked = specs(tmp_path, "one", split="eval")
+
+    made = asyncio.run(runner.evaluate(asked, run_id="e", attempts=2, concurrency=2))
+
+    assert [(one.key, one.reward, one.failure) for one in made.records] == [("one", 0.25, None)] * 2
+    from harbor.models.trial.result import TrialResult
+
+    (file, _) = sorted((tmp_path / "jobs" / "eval" / "e").glob("*/result.json"))
+    with pytest.raises(ContractError, match="wrong split"):
+        runner.to_policy_rollout(TrialResult.model_validate_json(file.read_text()))
+
+
+def test_retries_are_reported_and_no_samples(tmp_path: Path) -> None:
+    """Harbor deletes the failed try and keeps its name."""
+    runner = adapter(tmp_path, scenarios={"one": "fails"}, max_retries=1)
+
+    made = asyncio.run(
+        runner.generate(specs(tmp_path, "one", "two"), run_id="r", attempts=1, concurrency=2)
+    )
+
+    assert made.retries == 1
+    assert [(len(one.rollouts), len(one.rejected)) for one in made.groups] == [(0, 1), (1, 0)]
+
+
+def test_job_is_stopped_at_a_cap_with_what_it_has(tmp_path: Path) -> None:
+    """The trials that ended are kept, those that did not are counted as missing."""
+    runner = adapter(tmp_path, caps=Caps(cost_usd=1.0))
+
+    made = asyncio.run(
+        runner.generate(specs(tmp_path, "one"), run_id="r", attempts=200, concurrency=1)
+    )
+
+    assert made.stopped is not None
+    assert made.stopped.startswith("cost: ")
+    (group,) = made.groups
+    assert len(group.rollouts) >= 3
+    assert len(group.rollouts) + group.missing == 200
+    assert group.missing > 0
