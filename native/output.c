@@ -173,14 +173,23 @@ static void stream_ready(struct source *source, uint32_t events)
 		turns_join(stream);
 }
 
-int stream_open(struct stream *stream, struct exec *exec, int fd)
+void stream_watch(struct stream *stream)
+{
+	if (loop_add(stream->fd, &stream->source, EPOLLIN | EPOLLONESHOT) < 0)
+		end(stream);
+}
+
+void stream_open(struct stream *stream, struct exec *exec, int fd)
 {
 	stream->exec = exec;
 	stream->fd = fd;
 	stream->eof = fd < 0;
 	stream->source.ready = stream_ready;
 	sha256_init(&stream->sha);
-	return fd < 0 ? 0 : loop_add(fd, &stream->source, EPOLLIN | EPOLLONESHOT);
+	if (fd >= 0 && exec->pty)
+		stream_watch(stream);
+	else if (fd >= 0)
+		turns_begin(stream);
 }
 
 void stream_close(struct stream *stream)

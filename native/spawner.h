@@ -445,7 +445,9 @@ void exec_overdue(struct exec *exec);
 void exec_unlaunch(struct exec *exec);
 
 /* --- output.c --- */
-int stream_open(struct stream *stream, struct exec *exec, int fd);
+void stream_open(struct stream *stream, struct exec *exec, int fd);
+/* Be told when there is something to read, for the first time. */
+void stream_watch(struct stream *stream);
 /* Read what is in it now and no more, however much is written meanwhile. */
 void stream_drain(struct stream *stream);
 int stream_spool(struct stream *stream);
@@ -456,6 +458,8 @@ size_t stream_read(struct stream *stream, size_t most);
 void stream_await(struct stream *stream);
 
 /* --- turns.c --- */
+/* A new one: it is watched a moment later. */
+void turns_begin(struct stream *stream);
 /* It has something to read: put it in line, behind the others. */
 void turns_join(struct stream *stream);
 void turns_leave(struct stream *stream);

@@ -139,16 +139,13 @@ static int make_streams(struct exec *exec, const struct exec_spec *spec, struct 
 {
 	int error = open_streams(spec, ends);
 
+	if (error)
+		return error;
 	/* From here on the streams close them. */
-	if (!error) {
-		error = stream_open(&exec->out, exec, ends->out);
-		ends->out = -1;
-	}
-	if (!error) {
-		error = stream_open(&exec->err, exec, ends->err);
-		ends->err = -1;
-	}
-	return error;
+	stream_open(&exec->out, exec, ends->out);
+	stream_open(&exec->err, exec, ends->err);
+	ends->out = ends->err = -1;
+	return 0;
 }
 
 static int put_cgroup(struct exec *exec)

@@ -18,7 +18,11 @@
 #define LEFTOVER_RATE (2u << 20) /* bytes per second */
 #define LEFTOVER_BURST (2u << 20)
 
+/* So long a new stream is not watched: most commands end before, and are read from then. */
+#define UNWATCHED_NS NS_PER_MS
+
 static struct link lanes = {&lanes, &lanes};
+static struct lane unwatched = {.streams = {&unwatched.streams, &unwatched.streams}};
 
 static void link_last(struct link *ring, struct link *link)
 {
@@ -49,6 +53,27 @@ void turns_leave(struct stream *stream)
 		unlink_one(&lane->link);
 		timer_cancel(&lane->timer);
 	}
+}
+
+static void watch_all(struct timer *timer)
+{
+	(void)timer;
+	while (unwatched.streams.next != &unwatched.streams) {
+		struct stream *stream = container_of(unwatched.streams.next, struct stream, link);
+
+		turns_leave(stream);
+		stream_watch(stream);
+	}
+}
+
+void turns_begin(struct stream *stream)
+{
+	link_last(&unwatched.streams, &stream->link);
+	stream->lane = &unwatched;
+	if (unwatched.timer.index)
+		return;
+	unwatched.timer.fire = watch_all;
+	timer_set(&unwatched.timer, clock_ns(CLOCK_MONOTONIC) + UNWATCHED_NS);
 }
 
 void turns_join(struct stream *stream)
