@@ -148,7 +148,7 @@ def _test(hint: object) -> _Test:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_test(*map(_test, of))
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return _sequence_test(_test(of[0]))
+        return _sequence_test(_test(of[0]), _plain_types(of[0]))
     # Iterables of any other kind are looked at as they are read.
     return _plain_test(hint if origin is None else origin)
 
@@ -178,7 +178,13 @@ def _plain_types(hint: object) -> frozenset[type]:
 
 
 def _any_test(tests: Sequence[_Test]) -> _Test:
-    return lambda value: any(test(value) for test in tests)
+    def fits(value: Any) -> bool:
+        for test in tests:  # noqa: SIM110 - a generator costs more than the tests
+            if test(value):
+                return True
+        return False
+
+    return fits
 
 
 def _tuple_test(tests: Sequence[_Test]) -> _Test:
@@ -199,10 +205,13 @@ def _mapping_test(key: _Test, item: _Test) -> _Test:
     return fits
 
 
-def _sequence_test(item: _Test) -> _Test:
+def _sequence_test(item: _Test, plain: frozenset[type]) -> _Test:
     def fits(value: Any) -> bool:
-        if isinstance(value, str | bytes | bytearray | memoryview):
-            return False
-        return isinstance(value, Sequence) and all(map(item, value))
+        if type(value) not in {list, tuple}:
+            if isinstance(value, str | bytes | bytearray | memoryview):
+                return False
+            if not isinstance(value, Sequence):
+                return False
+        return plain.issuperset(map(type, value)) or all(map(item, value))
 
     return fits

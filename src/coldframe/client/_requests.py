@@ -100,18 +100,9 @@ def exec_request(
         InvalidRequestError: a value is out of range, or of another type.
         TypeError: there is no such option.
     """
-    check_options(
-        _Request,
-        {
-            **options,
-            "command": command,
-            "stdin_open": stdin_open,
-            "stdin": stdin,
-            "env": env,
-            "pty": pty,
-            "operation_id": operation_id,
-        },
-    )
+    named = {"stdin": stdin, "env": env, "pty": pty, "operation_id": operation_id}
+    given = {name: value for name, value in named.items() if value is not None}
+    check_options(_Request, {**options, "command": command, "stdin_open": stdin_open, **given})
     if isinstance(command, str | bytes):
         options["command"] = command
     else:

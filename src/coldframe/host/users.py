@@ -21,6 +21,7 @@ from coldframe.protocol.errors import FileError, UserNotFoundError
 T = TypeVar("T")
 
 _ETC = b"/etc"
+_PLAINLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_LIMIT = 1 << 20
 _GROUPS_LIMIT = 1024
 _SHARED_FILES = 64
@@ -90,12 +91,20 @@ class Users:
         return known
 
     def _recognized(self, tree: RootTree) -> bool:
-        """Whether both are plainly files that were read: a quarter of the price of reading them."""
+        """Whether both are plainly files that were read: a fifth of the price of reading them.
+
+        In a directory, itself and not by a link: one name, so that nothing leads astray.
+        """
         try:
-            with closing(tree.open(_ETC, os.O_PATH | os.O_DIRECTORY)) as etc:
-                return self._passwd.recognize(etc) and self._group.recognize(etc)
+            etc = os.open(b"etc", _PLAINLY, dir_fd=tree.root)
+        except OSError:
+            return False
+        try:
+            return self._passwd.recognize(etc) and self._group.recognize(etc)
         except OSError:  # one of them is absent
             return False
+        finally:
+            os.close(etc)
 
 
 def _resolve(passwd: _Cached[_Account], group: _Cached[_Group], wanted: str | int) -> User:

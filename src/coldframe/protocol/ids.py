@@ -17,8 +17,12 @@ OPERATION_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 _OPERATION = re.compile(OPERATION_PATTERN)
 
 
+_CHARACTERS = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
+"""Which character a random byte stands for."""
+
+
 def _random(length: int) -> str:
-    return "".join(_ALPHABET[b & 31] for b in secrets.token_bytes(length))
+    return secrets.token_bytes(length).translate(_CHARACTERS).decode()
 
 
 def new_node_id() -> str:
