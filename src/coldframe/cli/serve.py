@@ -23,6 +23,7 @@ from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRe
 
 if TYPE_CHECKING:
     from coldframe.gateway.served import Served
+    from coldframe.gateway.server import Guest
     from coldframe.gateway.settings import GatewaySettings
     from coldframe.gateway.store import Store
     from coldframe.node.settings import NodeSettings
@@ -61,6 +62,12 @@ def serve(
         ),
     ] = None,
     node_key: Annotated[str | None, typer.Option(hidden=True, envvar="COLDFRAME_API_KEY")] = None,
+    compat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Answer another service's clients too: orchard (docs/orchard.md)."
+        ),
+    ] = None,
     idle_exit: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +101,11 @@ def serve(
         )
     if node is not None and (idle_exit is not None or (unix is None and listen is None)):
         raise InvalidRequestError("--node goes with --listen or --unix, and not with --idle-exit")
-    behind = Behind(node, node_key, store)
+    if compat not in {None, "orchard"}:
+        raise InvalidRequestError(f"--compat {compat!r}: orchard is the one that is known")
+    if compat is not None and node is not None:
+        raise InvalidRequestError("--compat serves a node of this process: not with --node")
+    behind = Behind(node, node_key, store, compat is not None)
     return asyncio.run(_serve(unix and unix.absolute(), listen, tls, behind, idle_exit))
 
 
@@ -106,6 +117,8 @@ class Behind:
     """None: a node of this process."""
     node_key: str | None
     store_url: str | None
+    orchard: bool = False
+    """Whether Orchard's clients are answered too."""
 
 
 @asynccontextmanager
@@ -156,7 +169,7 @@ async def _serve(
         store = await stack.enter_async_context(open_store(behind.store_url, settings.home))
         chosen = GatewaySettings(audit=settings.home / audit.DIRECTORY)
         served = await stack.enter_async_context(_served(behind, store, settings, chosen))
-        doors = Doors(served, store, chosen)
+        doors = Doors(served, store, chosen, _guest(served) if behind.orchard else None)
         try:
             if at is not None:
                 at = await doors.open_tcp(at, tls)
@@ -177,6 +190,14 @@ async def _serve(
     for failure in report.failures:
         print(f"coldframe: {render.sentence(failure)}", file=sys.stderr)
     return 1 if report.failures else 0
+
+
+def _guest(served: Served) -> Guest:
+    from coldframe.gateway.served import ServedNode
+    from coldframe.integrations.orchard.door import Orchard
+
+    assert isinstance(served, ServedNode)
+    return Orchard(served.service)
 
 
 def _raise_descriptor_limit() -> None:

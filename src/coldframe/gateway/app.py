@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 import coldframe
 from coldframe.gateway import execs, failures, files, images, ports, sandboxes, service, streams
@@ -69,9 +70,9 @@ def make_app(made: Service) -> FastAPI:
     return app
 
 
-def routes() -> Routes:
-    """Return every route, to be looked up by what is asked for."""
-    return Routes(route for part in _PARTS for route in part.router.routes)
+def routes(*others: BaseRoute) -> Routes:
+    """Return every route, and others, to be looked up by what is asked for."""
+    return Routes([*(route for part in _PARTS for route in part.router.routes), *others])
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:

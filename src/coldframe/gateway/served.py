@@ -46,15 +46,15 @@ class ServedNode:
 
     def __init__(self, node: Node, quotas: Quotas, settings: GatewaySettings) -> None:
         self._node = node
-        self._service = Service(node, quotas, settings)
-        routed = make_app(self._service)
+        self.service = Service(node, quotas, settings)
+        routed = make_app(self.service)
         self.app: ASGIApp = Express(routed, routed)
-        self.by_url: ASGIApp = PortProxy(self._service)
-        self.meters = self._service.meters
+        self.by_url: ASGIApp = PortProxy(self.service)
+        self.meters = self.service.meters
 
     def reached_at(self, origin: str) -> None:
         """See `Served`."""
-        self._service.origin = origin
+        self.service.origin = origin
 
     def running(self) -> int:
         """See `Served`."""
@@ -66,7 +66,7 @@ class ServedNode:
 
     def answer_now(self) -> None:
         """See `Served`."""
-        self._service.polls.stop()
+        self.service.polls.stop()
 
     async def close(self) -> CloseReport:
         """See `Served`."""

@@ -14,9 +14,10 @@ import ssl
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from coldframe.gateway import sockets
@@ -78,14 +79,28 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Guest(Protocol):
+    """Routes of another service's, beside our own: for clients that know only those."""
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """To be looked up by what is asked for."""
+
+    def beside(self, app: ASGIApp, admit: Admission, watch: Watch) -> ASGIApp:
+        """Return an application that answers its own paths, and leaves others to `app`."""
+
+
 class Doors:
     """Serves a node that is started, or another service."""
 
-    def __init__(self, served: Served, store: Store, settings: GatewaySettings) -> None:
+    def __init__(
+        self, served: Served, store: Store, settings: GatewaySettings, guest: Guest | None = None
+    ) -> None:
         self._served, self._store, self._settings = served, store, settings
         self._watch = Watch(store)
         self._audit = open_log(settings)
-        self._routes = routes()
+        self._guest = guest
+        self._routes = routes(*(guest.routes if guest else ()))
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None
         self._activity = Activity()
@@ -133,6 +148,8 @@ class Doors:
     ) -> None:
         listener.setblocking(False)
         app: ASGIApp = Guard(self._served.app, admit, self._watch)
+        if self._guest is not None:
+            app = self._guest.beside(app, admit, self._watch)
         if self._audit is not None:
             app = Audited(app, self._audit, self._routes)
         app = ByUrl(app, self._served.by_url)

@@ -1,0 +1,385 @@
+"""Orchard's routes, answered by a Coldframe node."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import dataclasses
+import os
+import posixpath
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+import coldframe
+from coldframe.gateway import failures
+from coldframe.gateway.context import Service, body, enter, service_of, unless_gone
+from coldframe.gateway.identity import Scope
+from coldframe.gateway.tenants import Tenant
+from coldframe.integrations.orchard import terminal, words
+from coldframe.integrations.orchard.jobs import Job, Jobs
+from coldframe.protocol.errors import (
+    CapacityError,
+    ColdframeError,
+    Execution,
+    FileError,
+    FileTooLargeError,
+    InvalidRequestError,
+    ProgramNotFoundError,
+    SandboxNotFoundError,
+)
+from coldframe.protocol.ids import new_operation_id
+from coldframe.protocol.models import (
+    MIB,
+    ExecRequest,
+    FileEntry,
+    FileKind,
+    FileStat,
+    SandboxInfo,
+    SandboxSpec,
+)
+
+router = APIRouter()
+
+_BODY_BYTES = 128 * MIB
+"""Files travel in JSON here, so a body may be larger than elsewhere."""
+_FILE_BYTES = 96 * MIB
+_DRAIN_S = 30.0
+_RETRY_S = "5"
+_OVERLOADED = 503
+
+_Timeout = Annotated[int, Query(ge=0, le=86_400)]
+
+
+def make_app(service: Service) -> FastAPI:
+    """Return an application that knows its callers: `state.identity` of each request."""
+    app = FastAPI(openapi_url=None)
+    settings = dataclasses.replace(service.settings, json_bytes=_BODY_BYTES)
+    app.state.service = dataclasses.replace(service, settings=settings)
+    app.state.jobs = Jobs()
+    app.include_router(router)
+    app.include_router(terminal.router)
+    app.add_exception_handler(ColdframeError, _answer_ours)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    app.add_exception_handler(Exception, _answer_fault)
+    return app
+
+
+# --- errors ---------------------------------------------------------------------------
+
+
+def refusal(error: ColdframeError) -> Response:
+    """Say an error as Orchard does.
+
+    Its client sends again what was answered 503, and sends a command again after any error: so
+    503 means that nothing was done, and a command that may have run is never an error.
+    """
+    status = failures.status_of(error)
+    if isinstance(error, CapacityError) and error.execution is Execution.NOT_EXECUTED:
+        status = _OVERLOADED
+    elif status in {_OVERLOADED, 507}:
+        status = 500
+    elif status == 410:
+        status = 404
+    headers = {"Retry-After": _RETRY_S} if status == _OVERLOADED else None
+    return JSONResponse({"detail": str(error)}, status, headers)
+
+
+async def _answer_ours(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, ColdframeError)
+    return refusal(error)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=400)
+
+
+async def _answer_fault(request: Request, error: Exception) -> Response:
+    failures.answer_fault(request, error)
+    told = {"error": "Internal server error", "detail": "the service failed; its log says why"}
+    return JSONResponse(told, 500)
+
+
+# --- the service ----------------------------------------------------------------------
+
+
+@router.get("/")
+async def root() -> dict[str, str]:
+    """Say who is here. Needs no key."""
+    return {"service": "coldframe", "version": coldframe.__version__, "status": "running"}
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Answer 200 only if a sandbox can be made. Needs no key."""
+    try:
+        await service_of(request).health.latest()
+    except ColdframeError as error:
+        return JSONResponse({"status": "unhealthy", "detail": str(error)}, _OVERLOADED)
+    return JSONResponse({"status": "healthy"})
+
+
+@router.get("/resources")
+async def resources(request: Request) -> dict[str, Any]:
+    """Say what this machine has and what the caller's sandboxes may take of it."""
+    tenant = enter(request, Scope.READ)
+    cpus = float(len(os.sched_getaffinity(0)))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    live = await tenant.list({})
+    taken_cpu = sum(info.spec.cpu for info in live)
+    taken_memory = sum(info.spec.memory_bytes for info in live)
+    whole = {"cpu": cpus, "memory_bytes": memory}
+    return {
+        "status": "ok",
+        "nodes": [{"name": tenant.node.id, "capacity": whole, "allocatable": whole}],
+        "total_capacity": whole,
+        "total_allocatable": whole,
+        "total_requested": {"cpu": taken_cpu, "memory_bytes": taken_memory},
+        "available": {
+            "cpu": max(0.0, cpus - taken_cpu),
+            "memory_bytes": max(0, memory - taken_memory),
+        },
+        "sandbox_pods": [
+            {"name": info.spec.name or info.id, "cpu": info.spec.cpu, "phase": "Running"}
+            for info in live
+        ],
+    }
+
+
+# --- sandboxes ------------------------------------------------------------------------
+
+
+@router.post("/sandboxes")
+async def create(request: Request) -> dict[str, Any]:
+    """Make a sandbox. It is ready when this answers, and undone if the caller goes away before."""
+    tenant = enter(request, Scope.CREATE)
+    asked = await body(request, words.Create)
+    sandbox_id = asked.sandbox_id or uuid.uuid4().hex[:12]
+    spec = words.spec_of(asked, sandbox_id)
+    patience = asked.timeout or words.READY_S
+    try:
+        async with asyncio.timeout(patience):
+            info = await unless_gone(request, _made(tenant, spec))
+    except TimeoutError:
+        raise HTTPException(408, f"no sandbox was ready within {patience} s") from None
+    request.state.sandbox = info.id
+    return {**words.settings_of(info.spec), "timeout": patience, "status": "ready"}
+
+
+async def _made(tenant: Tenant, spec: SandboxSpec) -> SandboxInfo:
+    info = await tenant.create(spec, None)
+    try:
+        await tenant.node.files(info.id).mkdir(
+            words.WORKDIR, mode=0o777, owner=None, parents=True, exist_ok=True
+        )
+    except BaseException:
+        await asyncio.shield(tenant.node.delete(info.id))
+        raise
+    return info
+
+
+async def _found(tenant: Tenant, sandbox_id: str) -> SandboxInfo:
+    info = await tenant.get(sandbox_id)
+    if info.ended_at is not None or info.kept_until is not None:
+        raise SandboxNotFoundError(f"Sandbox {sandbox_id[:64]} not found: it has ended")
+    return info
+
+
+@router.get("/sandboxes/{sandbox_id}")
+async def get(request: Request, sandbox_id: str) -> dict[str, Any]:
+    """Say how a sandbox is."""
+    return words.state_of(await _found(enter(request, Scope.READ), sandbox_id))
+
+
+@router.get("/sandboxes/{sandbox_id}/wait")
+async def wait(
+    request: Request, sandbox_id: str, timeout: _Timeout = words.READY_S
+) -> dict[str, Any]:
+    """Say how a sandbox is: whatever can be found is ready, or has failed."""
+    del timeout
+    return words.state_of(await _found(enter(request, Scope.READ), sandbox_id))
+
+
+@router.delete("/sandboxes/{sandbox_id}")
+async def delete(request: Request, sandbox_id: str) -> dict[str, str]:
+    """End a sandbox. One that nobody knows is fine."""
+    tenant = enter(request, Scope.CREATE)
+    with contextlib.suppress(SandboxNotFoundError):
+        await tenant.node.delete(tenant.sandbox(sandbox_id))
+    return {"status": "deleted", "sandbox_id": sandbox_id}
+
+
+@router.post("/sandboxes/{sandbox_id}/heartbeat")
+async def heartbeat(request: Request, sandbox_id: str) -> dict[str, str]:
+    """Say that the caller lives: from now on its sandbox ends if that is not said again in time."""
+    tenant = enter(request, Scope.CREATE)
+    info = await _found(tenant, sandbox_id)
+    left = info.created_at + words.TTL_S - time.time()
+    await tenant.node.renew(info.id, max(1.0, min(words.HEARTBEAT_S, left)))
+    return {"status": "ok", "sandbox_id": sandbox_id}
+
+
+# --- commands -------------------------------------------------------------------------
+
+
+@router.post("/sandboxes/{sandbox_id}/exec")
+async def execute(request: Request, sandbox_id: str) -> dict[str, Any]:
+    """Run a command; with `wait`, answer when it has ended."""
+    tenant = enter(request, Scope.EXEC)
+    asked = await body(request, words.Command)
+    await _found(tenant, sandbox_id)
+    jobs: Jobs = request.app.state.jobs
+    job = jobs.submit(tenant, sandbox_id, asked)
+    if not asked.wait:
+        return {"job_id": job.id, "status": "queued"}
+    try:
+        patience = (asked.timeout_seconds or words.COMMAND_S) + _DRAIN_S
+        await unless_gone(request, _until_over(request, job, patience))
+    except (ClientDisconnect, asyncio.CancelledError):
+        jobs.not_delivered(job, asked)
+        raise
+    error = job.error
+    if error is not None and error.retryable and error.execution is Execution.NOT_EXECUTED:
+        raise error
+    return await job.shown()
+
+
+async def _until_over(request: Request, job: Job, seconds: float) -> None:
+    try:
+        async with service_of(request).polls.bound(seconds):
+            await job.over.wait()
+    except TimeoutError:
+        pass  # it is shown as it is
+
+
+@router.get("/jobs/{job_id}")
+async def job_now(request: Request, job_id: str) -> dict[str, Any]:
+    """Say how a command is."""
+    jobs: Jobs = request.app.state.jobs
+    return await jobs.get(enter(request, Scope.READ), job_id).shown()
+
+
+@router.get("/jobs/{job_id}/wait")
+async def job_wait(request: Request, job_id: str, timeout: _Timeout = 300) -> dict[str, Any]:
+    """Say how a command is once it has ended, or after `timeout`."""
+    jobs: Jobs = request.app.state.jobs
+    job = jobs.get(enter(request, Scope.READ), job_id)
+    await unless_gone(request, _until_over(request, job, timeout))
+    return await job.shown()
+
+
+@router.post("/sandboxes/{sandbox_id}/apply_patch")
+async def apply_patch(request: Request, sandbox_id: str) -> dict[str, Any]:
+    """Apply a patch with the image's git."""
+    tenant = enter(request, Scope.EXEC)
+    asked = await body(request, words.Patch)
+    info = await _found(tenant, sandbox_id)
+    wanted = ExecRequest(
+        argv=("git", "apply", "-"),
+        stdin=asked.patch.encode(errors="surrogateescape"),
+        deadline_s=float(asked.timeout_seconds),
+        operation_id=tenant.operation(new_operation_id()),
+    )
+    try:
+        result = await tenant.node.exec(info.id, wanted)
+    except ProgramNotFoundError:
+        error = "the image has no git to apply a patch with"
+        return {"success": False, "stdout": "", "stderr": "", "exit_code": 127, "error": error}
+    return {
+        "success": result.ok,
+        "stdout": result.text,
+        "stderr": result.stderr.decode("utf-8", "replace"),
+        "exit_code": result.exit_code,
+        "error": None if result.exit_code is not None else f"it was cut short: {result.reason}",
+    }
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+@router.post("/sandboxes/{sandbox_id}/files")
+async def upload(request: Request, sandbox_id: str) -> dict[str, Any]:
+    """Write a file, whole or not at all; directories above it are made."""
+    tenant = enter(request, Scope.EXEC)
+    asked = await body(request, words.Upload)
+    info = await _found(tenant, sandbox_id)
+    try:
+        content = base64.b64decode(asked.content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError(f"content: no base64: {error}") from error
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield content
+
+    size = await tenant.node.files(info.id).write(
+        _path(asked.path), pieces(), mode=0o644, owner=None, parents=True
+    )
+    return {"success": True, "path": asked.path, "size": size}
+
+
+@router.get("/sandboxes/{sandbox_id}/files")
+async def download(request: Request, sandbox_id: str, path: str) -> dict[str, Any]:
+    """Read a file."""
+    tenant = enter(request, Scope.READ)
+    info = await _found(tenant, sandbox_id)
+    content = bytearray()
+    async for piece in tenant.node.files(info.id).read(_path(path), offset=0, length=None):
+        content += piece
+        if len(content) > _FILE_BYTES:
+            raise FileTooLargeError(f"{path!r} holds more than {_FILE_BYTES} bytes")
+    return {
+        "path": path,
+        "content": base64.b64encode(content).decode("ascii"),
+        "size": len(content),
+    }
+
+
+@router.get("/sandboxes/{sandbox_id}/files/list")
+async def list_files(
+    request: Request, sandbox_id: str, path: str = words.WORKDIR
+) -> dict[str, Any]:
+    """List a directory, by name."""
+    tenant = enter(request, Scope.READ)
+    info = await _found(tenant, sandbox_id)
+    directory = _path(path)
+    files = tenant.node.files(info.id)
+    found = sorted(await files.list(directory), key=lambda entry: entry.name)
+    shown = []
+    for entry in found:
+        stat = entry.stat
+        if stat.kind is FileKind.LINK:
+            with contextlib.suppress(FileError):  # it leads nowhere
+                stat = await files.stat(os.fsencode(directory) + b"/" + entry.name)
+        shown.append(_shown(entry, stat))
+    return {"path": path, "files": shown}
+
+
+def _shown(entry: FileEntry, stat: FileStat) -> dict[str, Any]:
+    return {
+        "name": entry.name.decode("utf-8", "replace"),
+        "type": "directory" if stat.kind is FileKind.DIRECTORY else "file",
+        "size": stat.size,
+        "modified": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(stat.mtime_ns // 10**9)),
+    }
+
+
+def _path(path: str) -> str:
+    """Relative paths begin where commands do."""
+    return posixpath.join(words.WORKDIR, path)
