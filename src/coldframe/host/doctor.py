@@ -59,12 +59,23 @@ class Check:
     """Whether nothing works without it."""
 
 
+_AS_ROOT = "root is needed, also to tell what else is missing: sudo coldframe doctor"
+_WITHOUT_ROOT = (
+    "real sandboxes need root: sudo coldframe doctor. Without it, use a node that root runs "
+    "(sudo coldframe serve --listen 127.0.0.1:8080) by COLDFRAME_URL=http://127.0.0.1:8080"
+)
+
+
 class _UnmetError(Exception):
     """A check's own way to say no."""
 
     def __init__(self, detail: str, remedy: str) -> None:
         super().__init__(detail)
         self.remedy = remedy
+
+
+class _NoRightsError(_UnmetError):
+    """What may be for want of root alone, whatever else would help."""
 
 
 def examine(home: Path) -> tuple[Check, ...]:
@@ -100,15 +111,27 @@ def _probes(home: Path) -> Iterator[tuple[str, bool, Callable[[], str]]]:
 
 
 def _run(name: str, required: bool, probe: Callable[[], str]) -> Check:
+    error: Exception
     try:
         return Check(name, True, probe(), required=required)
     except _UnmetError as unmet:
-        return Check(name, False, str(unmet), unmet.remedy, required)
-    except (CapabilityError, StorageFullError) as error:
-        detail, _, remedy = str(error).partition("; ")
-        return Check(name, False, detail, remedy, required)
-    except OSError as error:
-        return Check(name, False, f"{error.strerror or error}", "run as root: sudo", required)
+        error, detail, remedy = unmet, str(unmet), unmet.remedy
+    except (CapabilityError, StorageFullError) as missing:
+        error = missing
+        detail, _, remedy = str(missing).partition("; ")
+    except OSError as refused:
+        error, detail, remedy = refused, f"{refused.strerror or refused}", _AS_ROOT
+    if os.geteuid() != 0 and name != "root" and _for_want_of_rights(error):
+        remedy = _AS_ROOT  # whatever else would help cannot be told yet
+    return Check(name, False, detail, remedy, required)
+
+
+def _for_want_of_rights(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, PermissionError | _NoRightsError):
+            return True
+        error = error.__cause__
+    return False
 
 
 # --- the kernel -----------------------------------------------------------------------
@@ -116,7 +139,7 @@ def _run(name: str, required: bool, probe: Callable[[], str]) -> Check:
 
 def _root() -> str:
     if os.geteuid() != 0:
-        raise _UnmetError(f"user {os.geteuid()}", "sudo coldframe doctor")
+        raise _UnmetError(f"user {os.geteuid()}", _WITHOUT_ROOT)
     return "user 0"
 
 
@@ -134,7 +157,7 @@ def _kernel() -> str:
 def _egress() -> str:
     reason = steering.refusal()
     if reason is not None:
-        raise CapabilityError(reason)
+        raise _NoRightsError(*reason.partition("; ")[::2])
     return "network policies can be enforced (sk_lookup)"
 
 
@@ -142,9 +165,9 @@ def _capabilities() -> str:
     have = syscalls.effective_capabilities()
     missing = [name for name, bit in _NEEDED_CAPABILITIES.items() if not have >> bit & 1]
     if missing:
-        raise _UnmetError(
+        raise _NoRightsError(
             f"missing: {', '.join(missing)}",
-            "run as root; in a container, with --privileged or --cap-add for each",
+            "in a container, run it with --privileged or --cap-add for each",
         )
     return "all that are needed"
 
@@ -227,8 +250,8 @@ def _home(home: Path) -> str:
             f"{home}: {error.strerror}", "set COLDFRAME_HOME to a directory that can be written"
         ) from error
     if not os.access(home, os.W_OK):
-        raise _UnmetError(
-            f"{home} cannot be written", "set COLDFRAME_HOME to another directory, or use sudo"
+        raise _NoRightsError(
+            f"{home} cannot be written", "set COLDFRAME_HOME to a directory that can be written"
         )
     return f"{home} on {file_system_of(home)}"
 

@@ -91,24 +91,27 @@ def test_doctor_without_images_says_how_to_get_one(tmp_path: Path) -> None:
     }
 
 
-def test_doctor_as_another_user_says_so_and_fails() -> None:
-    """It must come to its end without rights: that is when it is needed most."""
+def test_doctor_without_root_comes_to_its_end_and_names_root() -> None:
+    """That is when it is needed most; it named other file systems and kernels, or nothing."""
     script = (
         "import os, sys\n"
         "from coldframe.cli.main import main\n"
-        "main(['doctor'])\n"  # loads what may lie where that user cannot read
+        "main(['doctor', '--json'])\n"  # loads what may lie where that user cannot read
         "print('--- without rights ---', flush=True)\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "sys.exit(main(['doctor']))\n"
+        "sys.exit(main(['doctor', '--json']))\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
     )
 
     assert ended.returncode == 1
-    said = ended.stdout.partition("--- without rights ---")[2]
-    assert "fix: sudo coldframe doctor" in said
-    assert "this machine cannot run sandboxes yet" in said
+    said = json.loads(ended.stdout.partition("--- without rights ---")[2])
+    failed = {check["name"]: check["remedy"] for check in said["checks"] if not check["ok"]}
+    assert {"root", "capabilities", "cgroups", "home", "mount api"} <= set(failed)
+    assert "sudo coldframe doctor" in failed["root"]
+    assert "COLDFRAME_URL" in failed["root"]  # what works without
+    assert all("root" in remedy for remedy in failed.values()), failed
     assert ended.stderr == ""
 
 
