@@ -59,7 +59,9 @@ class Head:
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Names in lower case; of several of one name the last."""
+    lines: Sequence[str]
+    """All of them, as they came."""
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Http:
             connection.close()
             raise
         self._keep(connection, begun)
-        return Answer(begun.status, begun.headers, found)
+        return Answer(begun.status, begun.headers, begun.lines, found)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -287,7 +289,7 @@ async def _read_head(reader: asyncio.StreamReader) -> Head:
         raise ValueError(f"{first[:80]!r} is no HTTP answer")
     pairs = (line.partition(":") for line in lines)
     headers = {name.lower(): value.strip() for name, _, value in pairs}
-    return Head(int(rest[:3]), headers)
+    return Head(int(rest[:3]), headers, lines)
 
 
 async def _pieces(reader: asyncio.StreamReader, method: str, head: Head) -> AsyncIterator[bytes]:

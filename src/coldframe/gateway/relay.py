@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -42,6 +42,9 @@ _NORMAL, _UNSAID = 1000, {1005, 1006}
 _REFUSED = 1008
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
+_NOBODY = Identity("nobody", frozenset(), "nobody")
+"""Who asks for what needs no key."""
+
 Headers = Sequence[tuple[str, str]]
 
 
@@ -58,7 +61,8 @@ class _Address(Protocol):
 
 class _Head(Protocol):
     status: int
-    headers: Mapping[str, str]
+    lines: Sequence[str]
+    """Headers."""
 
 
 class Upstream(Protocol):
@@ -106,12 +110,12 @@ class Relay:
             for name, value in scope["headers"]
             if name not in _OURS and not name.startswith(b"sec-websocket-")
         ]
-        identity: Identity | None = scope.get("state", {}).get("identity")
-        if identity is not None:
-            quota = None
-            if identity.owner is not None and scope["path"] == _CREATES:
-                quota = await self._quotas.quota(identity.owner)
-            passed.append((HEADER.decode(), told(identity, quota)))
+        # Without it the other service would take this for a request of its administrator.
+        identity: Identity = scope.get("state", {}).get("identity", _NOBODY)
+        quota = None
+        if identity.owner is not None and scope["path"] == _CREATES:
+            quota = await self._quotas.quota(identity.owner)
+        passed.append((HEADER.decode(), told(identity, quota)))
         return passed
 
     # --- requests ---------------------------------------------------------------------
@@ -140,11 +144,7 @@ class Relay:
         try:
             going = self._upstream.stream(scope["method"], target, asked.content, headers)
             async with going as (head, pieces):
-                shown = [
-                    (name.encode("latin-1"), value.encode("latin-1"))
-                    for name, value in head.headers.items()
-                    if name == "content-length" or name.encode("latin-1") not in _OURS
-                ]
+                shown = _answered(head.lines)
                 start = {"type": "http.response.start", "status": head.status, "headers": shown}
                 begun = True
                 await send(start)
@@ -285,6 +285,12 @@ async def _answer(scope: Scope, receive: Receive, send: Send, error: ColdframeEr
         await _close(send, _REFUSED, str(error))
         return
     await failures.answer(error)(scope, receive, send)
+
+
+def _answered(lines: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    pairs = (line.encode("latin-1").partition(b":") for line in lines)
+    named = ((name.lower(), value.strip()) for name, _, value in pairs)
+    return [pair for pair in named if pair[0] == b"content-length" or pair[0] not in _OURS]
 
 
 def _target(scope: Scope) -> str:

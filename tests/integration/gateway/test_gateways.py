@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from coldframe.protocol.errors import (
 )
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http
+from tests.integration.gateway.conftest import http, self_signed
 
 IMAGE = "busybox"
 
@@ -55,15 +56,7 @@ class Pair:
 
     def command(self, *words: str) -> str:
         """Run `coldframe` on the store of both."""
-        done = subprocess.run(
-            [sys.executable, "-m", "coldframe.cli.main", *words],
-            env={**os.environ, "COLDFRAME_STORE": self.redis.url},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return _coldframe(self.redis.url, *words)
 
     @contextlib.contextmanager
     def clients(self, key: str) -> Iterator[tuple[SandboxClient, SandboxClient]]:
@@ -76,6 +69,18 @@ class Pair:
                 one.close()
             with contextlib.suppress(ColdframeError):
                 two.close()
+
+
+def _coldframe(store: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "coldframe.cli.main", *words],
+        env={**os.environ, "COLDFRAME_STORE": store},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +371,7 @@ def test_key_of_a_create_gives_the_first_answer_or_is_refused_and_never_makes_a_
         (tmp_path / name).mkdir()
     head = {"Idempotency-Key": "make"}
     with (
-        serving(tmp_path / "node", "fake", COLDFRAME_RESULT_TTL_S="2") as node,
+        serving(tmp_path / "node", "fake", COLDFRAME_RESULT_TTL_S="4") as node,
         serving(tmp_path / "one", "fake", "--node", node.unix) as one,
         serving(tmp_path / "two", "fake", "--node", node.unix) as two,
         http(one.tcp) as first,
@@ -379,7 +384,7 @@ def test_key_of_a_create_gives_the_first_answer_or_is_refused_and_never_makes_a_
         assert (again.status_code, again.json()) == (201, made.json())
         other = second.post("/v1/sandboxes", json={"image": IMAGE, "cpu": 1.0}, headers=head)
         assert (other.status_code, other.json()["code"]) == (409, "operation_mismatch")
-        time.sleep(2.1)
+        time.sleep(4.1)
         for caller in (first, second):
             late = caller.post("/v1/sandboxes", json={"image": IMAGE}, headers=head)
             assert (late.status_code, late.json()["code"]) == (410, "operation_expired")
@@ -390,6 +395,70 @@ def test_key_of_a_create_gives_the_first_answer_or_is_refused_and_never_makes_a_
             )
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
         assert first.get("/v1/ledger").json()["created"] == 1
+
+
+def test_gateway_reaches_its_node_by_tls_with_an_administrators_key(tmp_path: Path) -> None:
+    """On another machine: nobody between may listen, and nobody else may speak for others."""
+    for name in ("node", "front"):
+        (tmp_path / name).mkdir()
+    cert, private = self_signed(tmp_path)
+    tls = ("--tls-cert", str(cert), "--tls-key", str(private))
+    with serving(tmp_path / "node", "fake", *tls) as node:
+        store = f"sqlite:{node.home / 'gateway.sqlite'}"
+        admin = _coldframe(store, "key", "create", "--owner", "gate", "--scope", "admin")
+        known = {"COLDFRAME_API_KEY": admin, "SSL_CERT_FILE": str(cert)}
+        with serving(tmp_path / "front", "fake", "--node", node.tcp, **known) as front:
+            fronts = f"sqlite:{front.home / 'gateway.sqlite'}"
+            key = _coldframe(fronts, "key", "create", "--owner", "ada")
+            with SandboxClient(url=front.tcp, api_key=key) as client:
+                sandbox = client.create_sandbox("any")
+                assert sandbox.info.spec.labels == {"owner": "ada"}
+                sandbox.start("read x; echo $x", stdin_open=True, operation_id="ws")
+                uri = f"{front.tcp.replace('http', 'ws')}/v1/execs/ws/attach"
+                headers = {"Authorization": f"Bearer {key}"}
+                with connect(uri, additional_headers=headers) as attached:
+                    attached.send(b"you\n")
+                    assert attached.recv() == b"\x01you\n"
+                with pytest.raises(NotPermittedError, match="'admin'"):
+                    client.ledger()
+                sandbox.delete()
+        lines = [
+            json.loads(line)
+            for line in (node.home / "audit" / "audit.jsonl").read_text().splitlines()
+        ]
+        assert {line["owner"] for line in lines if line["route"] == "/v1/sandboxes"} == {"ada"}
+        assert admin.rpartition("_")[2] not in "".join(front.log)
+
+
+def test_command_outlives_the_gateway_that_it_was_asked_by(pair: Pair, tmp_path: Path) -> None:
+    """A gateway is nobody's only way; what it was waiting for is there by another."""
+    key = pair.key("ada")
+    with _gateway(tmp_path, pair.node, pair.redis) as doomed:
+        client = SandboxClient(url=doomed.tcp, api_key=key)
+        sandbox = client.create_sandbox(IMAGE, operation_id="outlives")
+        lost: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                sandbox.exec("echo begun >> /n; sleep 2; cat /n", operation_id="asked")
+            except ColdframeError as error:
+                lost.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.7)
+        doomed.process.kill()
+        doomed.process.wait()
+        asking.join(60)
+        assert [type(error) for error in lost] == [ServiceUnreachableError]
+        with contextlib.suppress(ColdframeError):
+            client.close()
+    with SandboxClient(url=pair.gateways[1].tcp, api_key=key) as other:
+        same = other.create_sandbox(IMAGE, operation_id="outlives")
+        assert same.id == sandbox.id
+        result = same.exec("echo begun >> /n; sleep 2; cat /n", operation_id="asked")
+        assert result.stdout == b"begun\n"
+        same.delete()
 
 
 def test_node_that_is_gone_is_said_by_its_gateway(tmp_path: Path) -> None:

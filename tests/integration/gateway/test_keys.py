@@ -28,7 +28,7 @@ from coldframe.protocol.errors import (
     ServiceUnreachableError,
 )
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http
+from tests.integration.gateway.conftest import http, self_signed
 
 MakeKey = Callable[..., str]
 
@@ -316,12 +316,7 @@ def test_service_speaks_tls_with_the_certificate_that_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key on the open network would be anybody's; and so would a service that is not checked."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    words += ["-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
-    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    words += ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run(words, check=True, capture_output=True)
+    cert, key = self_signed(tmp_path)
     options = ("--tls-cert", str(cert), "--tls-key", str(key))
     with serving(tmp_path, "fake", *options) as service:
         assert service.tcp.startswith("https://")
