@@ -75,10 +75,10 @@ def test_line_that_is_no_pattern_is_refused_with_its_number(rules: str, said: st
 )
 def test_pattern_made_to_take_long_does_not(pattern: str, path: str) -> None:
     """Contexts come from strangers."""
-    begun = time.perf_counter()
+    begun = time.process_time()
 
     assert not path_pattern(pattern).fullmatch(path)
-    assert time.perf_counter() - begun < 3
+    assert time.process_time() - begun < 3
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
