@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coldframe.cli import render
-from coldframe.protocol import places
+from coldframe.protocol import places, tracing
 from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def serve(
             raise InvalidRequestError(
                 f"--tls-cert {tls_cert}, --tls-key {tls_key}: no usable pair of PEM files: {error}"
             ) from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    told = logging.StreamHandler()
+    told.setFormatter(_Traces("%(asctime)s %(levelname)s %(trace)s%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[told])
     if idle_exit is not None and not (math.isfinite(idle_exit) and idle_exit >= 1):
         raise InvalidRequestError(
             f"--idle-exit {idle_exit:g} is not a number of seconds of at least 1"
@@ -107,6 +109,15 @@ def serve(
         raise InvalidRequestError("--compat serves a node of this process: not with --node")
     behind = Behind(node, node_key, store, compat is not None)
     return asyncio.run(_serve(unix and unix.absolute(), listen, tls, behind, idle_exit))
+
+
+class _Traces(logging.Formatter):
+    """Adds the trace of what is done."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        trace_id = tracing.current()
+        record.trace = "" if trace_id is None else f"[{trace_id}] "
+        return super().format(record)
 
 
 @dataclass(frozen=True)
@@ -156,7 +167,8 @@ async def _serve(
         ) from error
     from coldframe.node.settings import NodeSettings
 
-    # Requests that are none, and WebSockets that are refused, must not fill the log.
+    # Requests that are none, and WebSockets that are refused, must not fill the log; below this
+    # level it has the path of each WebSocket, which may be a secret.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(audit.Paced())
     settings = NodeSettings.from_environment()

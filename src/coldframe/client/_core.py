@@ -16,6 +16,7 @@ from coldframe.protocol.models import (
     ExecResult,
     Ledger,
     OutputChunk,
+    SandboxEvent,
     SandboxInfo,
     SandboxSpec,
     SignalScope,
@@ -120,6 +121,16 @@ class ClientCore:
 
     async def ledger(self) -> Ledger:
         return await (await self.link()).ledger()
+
+    async def events(self, cursor: str | None) -> AsyncIterator[SandboxEvent]:
+        link = await self.link()
+        if cursor is None:
+            cursor = (await link.events()).next_cursor
+        while True:
+            page = await link.events(cursor, 1000, True)
+            for event in page.events:
+                yield event
+            cursor = page.next_cursor
 
     async def capabilities(self) -> Capabilities:
         return (await self.link()).capabilities()

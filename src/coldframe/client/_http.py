@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import Execution, ServiceUnreachableError
 
 _PIECE = 1 << 18
@@ -250,6 +251,9 @@ class Http:
 
     def _head(self, method: str, target: str, headers: Headers, length: int | None) -> bytes:
         more = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        trace = tracing.traceparent()
+        if trace is not None:
+            more += f"{tracing.HEADER}: {trace}\r\n"
         if length is not None:
             more += f"Content-Length: {length}\r\n"
         line = f"{method} {target} HTTP/1.1\r\n"

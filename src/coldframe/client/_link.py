@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from coldframe.protocol.models import (
         Capabilities,
+        EventPage,
         ExecRequest,
         ExecResult,
         Fingerprint,
@@ -54,6 +55,10 @@ class NodeLink(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def ledger(self) -> Ledger: ...
+
+    async def events(
+        self, cursor: str | None = None, limit: int = 1000, wait: bool = False, /
+    ) -> EventPage: ...
 
     async def create_sandbox(
         self, spec: SandboxSpec, *, operation_id: str | None = None

@@ -31,6 +31,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
     Capabilities,
+    EventPage,
     ExecRequest,
     ExecResult,
     Fingerprint,
@@ -154,6 +155,19 @@ class RemoteNode:
 
     async def ledger(self) -> Ledger:
         return await self._get(Ledger, "/v1/ledger")
+
+    async def events(
+        self, cursor: str | None = None, limit: int = 1000, wait: bool = False, /
+    ) -> EventPage:
+        wait_s = _POLL_S if wait else 0.0
+        target = f"/v1/events?limit={min(limit, 1000)}&wait_s={wait_s:g}"
+        while True:
+            asked = target if cursor is None else f"{target}&cursor={quote(cursor, safe='')}"
+            answer = await self._call("GET", asked, within_s=wait_s + _MARGIN_S)
+            page = wire.load(EventPage, answer.body)
+            if page.events or not wait or cursor is None:
+                return page
+            cursor = page.next_cursor
 
     # --- sandboxes --------------------------------------------------------------------
 

@@ -12,7 +12,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 import coldframe
-from coldframe.gateway import execs, failures, files, images, ports, sandboxes, service, streams
+from coldframe.gateway import (
+    events,
+    execs,
+    failures,
+    files,
+    images,
+    ports,
+    sandboxes,
+    service,
+    streams,
+)
 from coldframe.gateway.context import Service
 from coldframe.gateway.models import (
     ErrorBody,
@@ -28,7 +38,7 @@ from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
 from coldframe.protocol.network import NetworkPolicy
 
-_PARTS = (sandboxes, execs, streams, files, ports, images, service)
+_PARTS = (sandboxes, execs, streams, files, ports, images, events, service)
 _BODIES = (
     SandboxSpec,
     ExecRequest,

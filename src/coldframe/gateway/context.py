@@ -54,12 +54,13 @@ class Polls:
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Timeout] = set()
-        self._stopped = False
+        self.stopped = False
+        """Whether nobody is to wait any more."""
 
     @asynccontextmanager
     async def bound(self, seconds: float) -> AsyncIterator[None]:
         """Raise TimeoutError in a block that takes longer, or when the service stops."""
-        async with asyncio.timeout(0 if self._stopped else seconds) as timeout:
+        async with asyncio.timeout(0 if self.stopped else seconds) as timeout:
             self._waiting.add(timeout)
             try:
                 yield
@@ -68,7 +69,7 @@ class Polls:
 
     def stop(self) -> None:
         """Let everybody answer now, and nobody wait any more."""
-        self._stopped = True
+        self.stopped = True
         now = asyncio.get_running_loop().time()
         for timeout in self._waiting:
             timeout.reschedule(now)

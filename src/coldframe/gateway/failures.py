@@ -40,6 +40,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.SandboxGoneError: 410,
     errors.OperationExpiredError: 410,
     errors.OutputNotKeptError: 410,
+    errors.CursorExpiredError: 410,
     errors.TooLargeError: 413,
     errors.FileTooLargeError: 413,
     errors.NotExecutedError: 422,
@@ -69,12 +70,19 @@ def status_of(error: BaseException) -> int:
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
+def more_of(error: BaseException) -> dict[str, Any]:
+    """Return what an error's answer says besides its words."""
+    return {"oldest": error.oldest} if isinstance(error, errors.CursorExpiredError) else {}
+
+
 def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     """Return the answer that says an error; `more` stands beside it."""
     status = status_of(error)
     later = retry_after(status)
     headers = None if later is None else {"retry-after": later}
-    return JSONResponse(error_body(error, **more), status_code=status, headers=headers)
+    return JSONResponse(
+        error_body(error, **more_of(error), **more), status_code=status, headers=headers
+    )
 
 
 async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -> Response:

@@ -26,6 +26,8 @@ class ErrorBody(BaseModel):
     """Whether what was asked for was done."""
     sandbox: SandboxInfo | None = None
     """As it is at present, where the request stood on something that was true before (409)."""
+    oldest: str | None = None
+    """Where one can go on, where a cursor was too old (410)."""
 
 
 class SandboxPage(_Model):

@@ -31,6 +31,7 @@ from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
 from coldframe.gateway.served import Served
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.store import Store
+from coldframe.gateway.traces import traced
 from coldframe.gateway.watch import Watch
 from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
@@ -152,7 +153,7 @@ class Doors:
             app = self._guest.beside(app, admit, self._watch)
         if self._audit is not None:
             app = Audited(app, self._audit, self._routes)
-        app = ByUrl(app, self._served.by_url)
+        app = ByUrl(traced(app, self._routes), self._served.by_url)
         app = Counting(app, self._served.meters, self._activity)
         config = uvicorn.Config(
             app,
@@ -160,7 +161,6 @@ class Doors:
             ws="websockets-sansio",
             lifespan="off",
             log_config=None,
-            log_level="warning",  # below that it logs the path of each WebSocket, a secret
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -16,6 +16,7 @@ from coldframe.node.quotas import OWNER_LABEL
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
+    EventPage,
     ExecRequest,
     ExecResult,
     OutputChunk,
@@ -119,6 +120,10 @@ class Tenant:
         if owner is not None and labels.get(OWNER_LABEL, owner) != owner:
             return ()
         return tuple(self.outward(info) for info in await self.node.list(wanted))
+
+    async def events(self, cursor: str | None, limit: int, wait: bool) -> EventPage:
+        """See `Node.events`; of the caller's own only."""
+        return await self.node.events(cursor, limit, wait, owner=self.identity.owner)
 
     # --- commands ---------------------------------------------------------------------
 

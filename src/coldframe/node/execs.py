@@ -132,6 +132,8 @@ class Execs:
             if slot is not None:
                 slot.release()
         told: dict[str, object] = {"queued_s": queued_s} if queued_s else {}
+        if operation.trace_id is not None:
+            told["trace_id"] = operation.trace_id
         if sandbox.expired and _was_killed(result):
             told["reason"] = Reason.SANDBOX_GONE
         return result.model_copy(update=told) if told else result
@@ -170,6 +172,7 @@ class Execs:
             ended_at=now,
             duration_s=max(0.0, now - began),
             request=operation.request,
+            trace_id=operation.trace_id,
         )
 
     # --- ends of sandboxes ------------------------------------------------------------

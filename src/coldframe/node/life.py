@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coldframe.host.outcome import Undertaking
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     ColdframeError,
     ConflictError,
@@ -76,6 +78,10 @@ class Sandbox:
     """Of those that wait for its next transition."""
     spool_bytes: int = 0
     """What the output of its commands counts for, beyond their results."""
+    trace_id: str | None = field(default_factory=tracing.current)
+    """Of the request that made it."""
+    tell: Callable[[Sandbox], None] = lambda _: None
+    """Told of each transition."""
 
     def info(self) -> SandboxInfo:
         """What the world may know of it."""
@@ -98,6 +104,7 @@ class Sandbox:
             kept_until=self.kept_until,
             queued_s=self.queued_s,
             reason=self.reason,
+            trace_id=self.trace_id,
         )
 
     @property
@@ -130,6 +137,7 @@ class Sandbox:
             self.ready_at = time.time()
         if state in ENDED:
             self.ended_at = time.time()
+        self.tell(self)
         watchers, self.watchers = self.watchers, []
         for turn in watchers:
             if not turn.done():

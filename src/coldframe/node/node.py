@@ -40,6 +40,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import check_operation_id, new_node_id
 from coldframe.protocol.models import (
     Capabilities,
+    EventPage,
     ExecRequest,
     ExecResult,
     Fingerprint,
@@ -446,6 +447,25 @@ class Node:
             names = self._sandboxes.recent_ids()
             leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
         return self._sandboxes.count(leaks)
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        limit: int = 1000,
+        wait: bool = False,
+        *,
+        owner: str | None = None,
+    ) -> EventPage:
+        """Return the transitions after a cursor, of all sandboxes or of those of one owner.
+
+        None: where to begin, the cursor of this moment; `oldest`: all that is kept. With `wait`,
+        once there is one.
+
+        Raises:
+            CursorExpiredError: what followed the cursor is kept no longer in whole.
+        """
+        self._require_open()
+        return await self._sandboxes.events.read(cursor, limit, owner=owner, wait=wait)
 
     def list_images(self) -> tuple[ImageInfo, ...] | None:
         """Return the named images of the store; None: there is none, and any name will do."""

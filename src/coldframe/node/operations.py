@@ -17,6 +17,7 @@ from typing import Any
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.node.life import Sandbox
 from coldframe.node.settings import NodeSettings
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     ColdframeError,
     Execution,
@@ -61,6 +62,7 @@ class ExecOperation:
     """Kept after the end while there is more to read than the result holds."""
     spool_bytes: int = 0
     """What its output counts for in its sandbox's share, both streams together."""
+    trace_id: str | None = field(default_factory=tracing.current)
     began_at: float = 0.0
     """Unix seconds at which the runtime had started it."""
     entered: bool = False

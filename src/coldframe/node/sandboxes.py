@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 from coldframe.host.outcome import Undertaking
 from coldframe.host.patience import wait_while_any_end
 from coldframe.images.base import Image, ImageConfig
+from coldframe.node.events import Events
 from coldframe.node.execs import Execs
 from coldframe.node.life import Sandbox
 from coldframe.node.queueing import FairQueue
@@ -138,6 +139,8 @@ class Sandboxes:
         """Ids of which the kernel may rightly hold something, as they are at each look."""
         self.changes = 0
         """Raised whenever the set of what the kernel may hold changes."""
+        self.events = Events(settings.event_count)
+        """Every transition."""
 
     # --- looking up -------------------------------------------------------------------
 
@@ -216,8 +219,20 @@ class Sandboxes:
             self._names[spec.name] = sandbox
         self._counts["created"] += 1
         self.changes += 1
+        sandbox.tell = self._tell
+        self._tell(sandbox)
         sandbox.creating = self._undertake(self._provision(sandbox, image))
         return sandbox
+
+    def _tell(self, sandbox: Sandbox) -> None:
+        self.events.add(
+            sandbox.id,
+            sandbox.state,
+            sandbox.version,
+            owner=sandbox.spec.labels.get("owner"),
+            reason=sandbox.reason,
+            trace_id=sandbox.trace_id,
+        )
 
     async def made_or_undone(self, sandbox: Sandbox) -> SandboxInfo:
         """Wait for a sandbox; if the waiting is cancelled, nothing of it stays."""

@@ -67,6 +67,9 @@ class NodeSettings:
     ended_count: int = 20_000
     """COLDFRAME_ENDED_COUNT: sandboxes that ended whose record can still be had."""
 
+    event_count: int = 16_384
+    """COLDFRAME_EVENT_COUNT: transitions of sandboxes that can still be read, the newest."""
+
     def __post_init__(self) -> None:
         # A program that changes its directory later must not lose its images and its state.
         object.__setattr__(self, "home", self.home.absolute())
@@ -102,6 +105,7 @@ class NodeSettings:
             expired_ids=_integer(source, "EXPIRED_IDS", default.expired_ids),
             quarantine_s=_seconds(source, "QUARANTINE_S", default.quarantine_s, least=0.0),
             ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
+            event_count=_integer(source, "EVENT_COUNT", default.event_count),
         )
 
 

@@ -62,6 +62,19 @@ class SandboxNotFoundError(ColdframeError):
     side = Side.CALLER
 
 
+class CursorExpiredError(ColdframeError):
+    """What followed a cursor is kept no longer in whole; `oldest` is where one can go on."""
+
+    code = "cursor_expired"
+    side = Side.CALLER
+
+    def __init__(
+        self, message: str, *, execution: Execution | None = None, oldest: str | None = None
+    ) -> None:
+        super().__init__(message, execution=execution)
+        self.oldest = oldest
+
+
 class NameInUseError(ColdframeError):
     """A live sandbox has this name already."""
 

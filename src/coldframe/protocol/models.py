@@ -129,6 +129,30 @@ class SandboxInfo(_Model):
     """How long its create waited on the node for its turn."""
     reason: str | None = None
     """Why it failed, was lost or is gone."""
+    trace_id: str | None = None
+    """Of the request that made it: 32 hex digits."""
+
+
+class SandboxEvent(_Model):
+    """A transition of one sandbox."""
+
+    cursor: str
+    """What to ask with for what came after it."""
+    at: float
+    """Unix seconds."""
+    sandbox_id: str
+    state: SandboxState
+    version: int
+    reason: str | None = None
+    trace_id: str | None = None
+    """Of the request that caused it, else of the sandbox's create."""
+
+
+class EventPage(_Model):
+    """Transitions in order."""
+
+    events: tuple[SandboxEvent, ...]
+    next_cursor: str
 
 
 class Ledger(_Model):
@@ -298,6 +322,8 @@ class ExecResult(_Model):
     """Processes that the command left running."""
     request: ExecRequest
     """The request as it was normalised: shell, cwd, user and environment filled in."""
+    trace_id: str | None = None
+    """Of the request that ran it: 32 hex digits."""
 
     @property
     def stdout(self) -> bytes:

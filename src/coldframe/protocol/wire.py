@@ -227,7 +227,11 @@ def read_error(body: bytes, status: int) -> ColdframeError | BrokenPipeError:
         )
     if code == BROKEN_PIPE:
         return BrokenPipeError(message)
-    return CODES.get(code, ColdframeError)(message, execution=execution)
+    error = CODES.get(code, ColdframeError)(message, execution=execution)
+    if isinstance(error, errors.CursorExpiredError):
+        oldest = told.get("oldest")
+        error.oldest = None if oldest is None else str(oldest)
+    return error
 
 
 # --- output ---------------------------------------------------------------------------

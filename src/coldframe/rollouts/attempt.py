@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Harness, Limits, ModelSettings, Outcome
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
@@ -113,7 +113,7 @@ class Attempt:
         self.phases = PhaseLog(self.recorder)
         self.stages: list[Stage] = []
         self.clock = _Clock()
-        self.trace_id = secrets.token_hex(16)
+        self.trace_id = tracing.new_trace_id()
         self.sandbox: AsyncSandbox | None = None
         self.grader: AsyncSandbox | None = None
         """The separate sandbox that grades, while it does."""
@@ -139,7 +139,8 @@ class Attempt:
         """Return the trajectory; raises only CancelledError, after the sandboxes are deleted."""
         started_at = time.time()
         try:
-            await self._run()
+            with tracing.traced(self.trace_id):
+                await self._run()
         except Exception as error:  # noqa: BLE001 - one attempt's crash is that attempt's failure
             self.failure = failure_of(error, self.phase, self.redactor, self._evidence())
             if self.stages:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from coldframe.client._link import NodeOpener
 from coldframe.client._portal import Portal
 from coldframe.client._requests import sandbox_spec
 from coldframe.client._sync.sandbox import Sandbox
-from coldframe.protocol.models import GIB, Capabilities, Ledger
+from coldframe.protocol.models import GIB, Capabilities, Ledger, SandboxEvent
 from coldframe.protocol.network import NetworkLike, network_policy
 
 
@@ -199,6 +199,18 @@ class SandboxClient:
                 cached=cached,
             )
         )
+
+    def events(self, cursor: str | None = None) -> Iterator[SandboxEvent]:
+        """Iterate transitions of sandboxes as they come, for ever; with a key only one's own.
+
+        Args:
+            cursor: of the last event that was seen, or `oldest` for all that the node keeps; None:
+                from the first step of the iteration on.
+        Raises:
+            CursorExpiredError: what followed the cursor is kept no longer in whole; list the
+                sandboxes and go on from its `oldest`.
+        """
+        return self._portal.iterate(self._core.events(cursor))
 
     def ledger(self) -> Ledger:
         """Count all sandboxes of the node and compare the kernel with those that live."""

@@ -1,0 +1,87 @@
+"""The trace that a request belongs to: set for all that is done for it, told in the log.
+
+Where OpenTelemetry is configured (`opentelemetry-instrument coldframe serve`, extra `otel`), each
+request is a span of that trace, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coldframe.gateway.routes import Routes
+from coldframe.protocol import tracing
+
+_HEADER = tracing.HEADER.encode()
+
+
+def traced(app: ASGIApp, routes: Routes) -> ASGIApp:
+    """Return an application that does each request under its trace."""
+    tracer = _tracer()
+    return Traced(app if tracer is None else Spans(app, routes, tracer))
+
+
+class Traced:
+    """Takes the trace from the header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on."""
+        given = _given(scope)
+        # The task is this request's alone; so is its context.
+        tracing.enter(None if given is None else tracing.read(given))
+        await self._app(scope, receive, send)
+
+
+class Spans:
+    """Makes a span of each request."""
+
+    def __init__(self, app: ASGIApp, routes: Routes, tracer: Any) -> None:
+        self._app, self._routes, self._tracer = app, routes, tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on."""
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind
+
+        given = _given(scope)
+        parent = extract({} if given is None else {tracing.HEADER: given})
+        route, sandbox = self._routes.find(scope)
+        method = scope.get("method", "WEBSOCKET")
+        told = {"http.request.method": method, "http.route": route}
+        if sandbox:
+            told["coldframe.sandbox_id"] = sandbox
+        with self._tracer.start_as_current_span(
+            f"{method} {route}", parent, SpanKind.SERVER, told
+        ) as span:
+
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                await send(message)
+
+            await self._app(scope, receive, noted)
+
+
+def _given(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == _HEADER:
+            found: str = value.decode("latin-1")
+            return found
+    return None
+
+
+def _tracer() -> Any:
+    """Return what makes spans; None: nobody has configured where they go."""
+    if importlib.util.find_spec("opentelemetry") is None:
+        return None
+    from opentelemetry import trace
+
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return trace.get_tracer("coldframe")

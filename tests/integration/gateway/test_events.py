@@ -1,0 +1,219 @@
+"""What becomes of sandboxes, from a cursor on; and the trace that goes with everything."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coldframe import (
+    AsyncSandboxClient,
+    CursorExpiredError,
+    Sandbox,
+    SandboxClient,
+    SandboxEvent,
+)
+from coldframe.protocol import tracing
+from tests.fixtures.service import Service, serving
+from tests.integration.gateway.conftest import http
+
+LIFE = ["requested", "provisioning", "ready", "terminating", "deleted"]
+
+
+def _of(
+    events: Iterator[SandboxEvent], sandbox_id: str, count: int = len(LIFE)
+) -> list[SandboxEvent]:
+    """The first events of a sandbox."""
+    mine = (event for event in events if event.sandbox_id == sandbox_id)
+    return list(itertools.islice(mine, count))
+
+
+def test_every_transition_is_told_in_order_and_again_from_any_cursor(
+    remote: SandboxClient,
+) -> None:
+    """Who follows must miss nothing, also after a pause."""
+    sandbox = remote.create_sandbox("any")
+    sandbox.delete()
+
+    seen = _of(remote.events("oldest"), sandbox.id)
+
+    assert [event.state for event in seen] == LIFE
+    assert [event.version for event in seen] == [1, 2, 3, 4, 5]
+    assert all(a.at <= b.at for a, b in itertools.pairwise(seen))
+    assert _of(remote.events(seen[1].cursor), sandbox.id, 3) == seen[2:]
+
+
+def test_who_waits_is_told_in_the_moment(service: Service, remote: SandboxClient) -> None:
+    """Without a cursor from now on; nobody polls."""
+    heard: list[SandboxEvent] = []
+    with SandboxClient(url=service.unix) as other:
+        events = other.events()
+        follower = threading.Thread(target=lambda: heard.extend(itertools.islice(events, 5)))
+        follower.start()
+        time.sleep(0.5)
+        assert heard == []
+        sandbox = remote.create_sandbox("any")
+        sandbox.delete()
+        follower.join(20)
+    assert [(event.sandbox_id, event.state) for event in heard] == [
+        (sandbox.id, state) for state in LIFE
+    ]
+
+
+def test_node_of_this_process_tells_the_same(client: SandboxClient) -> None:
+    """The SDK is one."""
+    sandbox = client.create_sandbox("any")
+    sandbox.delete()
+    assert [event.state for event in _of(client.events("oldest"), sandbox.id)] == LIFE
+
+
+def test_events_of_a_browser_go_on_from_the_last_id(
+    caller: httpx.Client, remote: SandboxClient
+) -> None:
+    """EventSource does so by itself."""
+    sandbox = remote.create_sandbox("any")
+    sandbox.delete()
+    wanted = {"Accept": "text/event-stream"}
+
+    def read(
+        parameters: dict[str, str], headers: dict[str, str], count: int
+    ) -> list[tuple[str, str]]:
+        with caller.stream("GET", "/v1/events", params=parameters, headers=headers) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            ids, found = "", []
+            for line in answer.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "id":
+                    ids = value
+                elif name == "data" and json.loads(value)["sandbox_id"] == sandbox.id:
+                    found.append((ids, json.loads(value)["state"]))
+                if len(found) == count:
+                    break
+            return found
+
+    seen = read({"cursor": "oldest"}, wanted, 5)
+    assert [state for _, state in seen] == LIFE
+    assert read({}, {**wanted, "Last-Event-ID": seen[2][0]}, 2) == seen[3:]
+
+
+def test_cursor_that_is_too_old_is_told_where_to_go_on(tmp_path: Path) -> None:
+    """Silence would look as if nothing had happened."""
+    with (
+        serving(tmp_path, "fake", COLDFRAME_EVENT_COUNT="8") as service,
+        SandboxClient(url=service.unix) as client,
+        http(service.unix) as caller,
+    ):
+        first = caller.get("/v1/events").json()["next_cursor"]
+        for _ in range(3):
+            client.create_sandbox("any").delete()
+        answer = caller.get("/v1/events", params={"cursor": first})
+        assert (answer.status_code, answer.json()["code"]) == (410, "cursor_expired")
+        with pytest.raises(CursorExpiredError) as raised:
+            next(iter(client.events(first)))
+        assert raised.value.oldest == answer.json()["oldest"]
+        kept = caller.get("/v1/events", params={"cursor": answer.json()["oldest"]}).json()["events"]
+        assert [event["state"] for event in kept] == [*LIFE[2:], *LIFE]
+        stream = {"Accept": "text/event-stream"}
+        assert caller.get("/v1/events?cursor=x", headers=stream).status_code == 410
+
+
+async def test_trace_goes_from_the_caller_to_the_deletion(service: Service) -> None:
+    """One id finds everything that was done for a task."""
+    trace_id = tracing.new_trace_id()
+    async with AsyncSandboxClient(url=service.tcp) as client:
+        with tracing.traced(trace_id):
+            sandbox = await client.create_sandbox("any")
+            result = await sandbox.exec("true")
+            started = await (await sandbox.start("true")).wait()
+        other = await sandbox.exec("true")
+        await sandbox.delete()
+        events = []
+        async for event in client.events("oldest"):
+            events += [event] if event.sandbox_id == sandbox.id else []
+            if len(events) == len(LIFE):
+                break
+    assert {result.trace_id, started.trace_id, sandbox.info.trace_id} == {trace_id}
+    assert other.trace_id is None
+    assert {event.trace_id for event in events} == {trace_id}
+    audit = (service.home / "audit" / "audit.jsonl").read_text().splitlines()
+    traced = [json.loads(line) for line in audit if trace_id in line]
+    assert len(traced) >= 3
+
+
+def test_trace_of_a_synchronous_caller_is_its_own(remote: SandboxClient) -> None:
+    """Threads of one client work at different tasks."""
+    found = {}
+
+    def work(trace_id: str) -> None:
+        with tracing.traced(trace_id), remote.create_sandbox("any") as sandbox:
+            found[trace_id] = sandbox.exec("true").trace_id
+
+    ids = [tracing.new_trace_id() for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(one,)) for one in ids]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {one: one for one in ids}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "00-0-0-00",
+        f"00-{'0' * 32}-{'1' * 16}-01",
+        f"ff-{'1' * 32}-{'1' * 16}-01",
+        f"00-{'A' * 32}-{'1' * 16}-01",
+        f"00-{'1' * 32}-{'0' * 16}-01",
+        "x" * 3000,
+        f"00-{'1' * 32}-{'1' * 16}-01-more",
+    ],
+)
+def test_trace_that_is_none_is_left_out(caller: httpx.Client, served: Sandbox, header: str) -> None:
+    """A header of a stranger's must not get into records."""
+    answer = caller.post(
+        f"/v1/sandboxes/{served.id}/execs",
+        json={"command": "true"},
+        headers={"traceparent": header},
+    )
+    assert (answer.status_code, answer.json()["trace_id"]) == (200, None)
+
+
+async def test_owner_sees_no_events_of_others() -> None:
+    """Not even how many there are: cursors are random."""
+    from coldframe.node.events import Events
+    from coldframe.protocol.models import SandboxState
+
+    events = Events(4)
+    begin = (await events.read(None, 10, owner="ada", wait=False)).next_cursor
+    for number, owner in enumerate(["bob", "ada", "bob"]):
+        events.add(f"sb-{number}", SandboxState.READY, 3, owner=owner, reason=None, trace_id=None)
+    page = await events.read(begin, 10, owner="ada", wait=False)
+    assert [event.sandbox_id for event in page.events] == ["sb-1"]
+    waiting = asyncio.ensure_future(events.read(page.next_cursor, 10, owner="ada", wait=True))
+    await asyncio.sleep(0)
+    events.add("sb-3", SandboxState.READY, 3, owner="bob", reason=None, trace_id=None)
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    for _ in range(9):  # what waits follows, however much others do
+        events.add("sb-4", SandboxState.READY, 3, owner="bob", reason=None, trace_id=None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    events.add("sb-5", SandboxState.READY, 3, owner="ada", reason=None, trace_id=None)
+    assert [event.sandbox_id for event in (await waiting).events] == ["sb-5"]
+    assert len(await _everything(events)) == 4
+
+
+async def _everything(events: object) -> tuple[SandboxEvent, ...]:
+    from coldframe.node.events import Events
+
+    assert isinstance(events, Events)
+    return (await events.read("oldest", 100, owner=None, wait=False)).events
