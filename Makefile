@@ -21,7 +21,7 @@ CONCURRENCY := 2
 PYTEST_SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
 
-.PHONY: help setup demo test lint format native-check bench clean distclean
+.PHONY: help setup demo test harbor lint format native-check bench clean distclean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -34,6 +34,9 @@ demo: setup  ## The main job: tasks in; sandboxes, a harness, a verifier; trajec
 
 test: setup native-check  ## Every test
 	@$(BIN)/python -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+harbor:  ## The tests with the true Harbor, 0.18.0 and the newest (Python >= 3.12)
+	@tools/harbor-lane
 
 lint: setup  ## Formats, lints, types, import walls, generated code, C warnings and analyser
 	$(BIN)/ruff format --check $(SOURCES)
