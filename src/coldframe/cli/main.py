@@ -44,6 +44,7 @@ ROOMS: dict[str, Room] = {
     "node": Room("coldframe.cli.node:app", "See and stop the machine's node."),
     "key": Room("coldframe.cli.key:app", "Make, list and revoke keys of the service."),
     "sandbox": Room("coldframe.cli.sandbox:app", "Make, use and delete sandboxes of a service."),
+    "events": Room("coldframe.cli.events:events", "Print what becomes of sandboxes."),
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
     "task": Room("coldframe.cli.task:app", "Write tasks, and check that they are honest."),
     "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),

@@ -122,15 +122,17 @@ class ClientCore:
     async def ledger(self) -> Ledger:
         return await (await self.link()).ledger()
 
-    async def events(self, cursor: str | None) -> AsyncIterator[SandboxEvent]:
+    async def events(self, cursor: str | None, *, follow: bool) -> AsyncIterator[SandboxEvent]:
         link = await self.link()
         if cursor is None:
             cursor = (await link.events()).next_cursor
         while True:
-            page = await link.events(cursor, 1000, True)
+            page = await link.events(cursor, 1000, follow)
             for event in page.events:
                 yield event
             cursor = page.next_cursor
+            if not (follow or page.events):
+                return
 
     async def capabilities(self) -> Capabilities:
         return (await self.link()).capabilities()

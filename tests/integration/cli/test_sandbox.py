@@ -293,6 +293,34 @@ def test_cp_writes_over_no_file_through_a_link_that_lies_here(box: Sandbox, tmp_
     assert (tmp_path / "f").read_text() == "new"
 
 
+def _events(*words: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "coldframe.cli.main", "events", *words]
+    return subprocess.run(command, check=False, capture_output=True, timeout=60)
+
+
+def test_events_tell_what_became_of_a_sandbox_and_go_on(box: Sandbox, service: Service) -> None:
+    """Dashboards follow them; a cursor says where to go on after a break."""
+    told = [json.loads(line) for line in _events("--json", "--sandbox", "box").stdout.splitlines()]
+    assert [one["state"] for one in told] == ["requested", "provisioning", "ready"]
+    assert _events("--sandbox", "box", "--since", told[-1]["cursor"]).stdout == b""
+    line = _events("--sandbox", "box", "--since", told[-2]["cursor"]).stdout.decode()
+    assert line.split()[2:5] == [box.id, "ready", f"v{told[-1]['version']}"]
+    assert line.split()[-1] == told[-1]["cursor"]
+    expired = _events("--since", "nonsense")
+    assert expired.returncode in {1, 2}
+    assert expired.stderr.startswith(b"coldframe: "), expired.stderr
+
+    command = [sys.executable, "-m", "coldframe.cli.main", "events", "-f", "--json", "--since"]
+    with subprocess.Popen([*command, told[-1]["cursor"]], stdout=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        with SandboxClient(url=service.unix) as client, client.create_sandbox("any") as other:
+            seen = [json.loads(following.stdout.readline()) for _ in range(3)]
+        assert {one["sandbox_id"] for one in seen} == {other.id}
+        assert seen[-1]["state"] == "ready"
+        following.send_signal(signal.SIGINT)
+        assert following.wait(30) == 130
+
+
 SERVER = """
 import http.server, socketserver
 class H(http.server.BaseHTTPRequestHandler):

@@ -201,17 +201,20 @@ class AsyncSandboxClient:
             )
         )
 
-    def events(self, cursor: str | None = None) -> AsyncIterator[SandboxEvent]:
+    def events(
+        self, cursor: str | None = None, *, follow: bool = True
+    ) -> AsyncIterator[SandboxEvent]:
         """Iterate transitions of sandboxes as they come, for ever; with a key only one's own.
 
         Args:
             cursor: of the last event that was seen, or `oldest` for all that the node keeps; None:
                 from the first step of the iteration on.
+            follow: whether to wait for what comes; else it ends with what there is.
         Raises:
             CursorExpiredError: what followed the cursor is kept no longer in whole; list the
                 sandboxes and go on from its `oldest`.
         """
-        return self._runner.iterate(self._core.events(cursor))
+        return self._runner.iterate(self._core.events(cursor, follow=follow))
 
     async def ledger(self) -> Ledger:
         """Count all sandboxes of the node and compare the kernel with those that live."""

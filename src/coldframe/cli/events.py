@@ -1,0 +1,60 @@
+"""`coldframe events`: what becomes of sandboxes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coldframe.cli import render
+from coldframe.cli.clients import with_client
+
+if TYPE_CHECKING:
+    from coldframe.client import AsyncSandboxClient
+    from coldframe.protocol.models import SandboxEvent
+
+OLDEST = "oldest"
+
+
+def events(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as they come, until interrupted.")
+    ] = False,
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="CURSOR",
+            help="Only what came after it: the last word of a line. Default: the oldest kept.",
+        ),
+    ] = OLDEST,
+    sandbox: Annotated[
+        str | None, typer.Option(metavar="SANDBOX", help="Of this sandbox alone: id or name.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+) -> None:
+    """Print the transitions of sandboxes, of the machine's node or what COLDFRAME_URL names.
+
+    A line has time, sandbox, state, version, reason, and the cursor to go on from with --since.
+    A node keeps the newest 16,384.
+    """
+
+    async def tell(client: AsyncSandboxClient) -> None:
+        wanted = None if sandbox is None else (await client.get_sandbox(sandbox)).id
+        async for event in client.events(since, follow=follow):
+            if wanted is None or event.sandbox_id == wanted:
+                _print(event, as_json=as_json)
+
+    with_client(tell)
+
+
+def _print(event: SandboxEvent, *, as_json: bool) -> None:
+    if as_json:
+        print(event.model_dump_json(), flush=True)
+        return
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    reason = f"  {event.reason}" if event.reason else ""
+    line = f"{at}  {event.sandbox_id}  {event.state}  v{event.version}{reason}  {event.cursor}"
+    print(render.safe(line), flush=True)
