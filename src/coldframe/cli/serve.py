@@ -157,7 +157,7 @@ async def _serve(
     idle_exit_s: float | None,
 ) -> int:
     try:
-        from coldframe.gateway import audit, sockets
+        from coldframe.gateway import audit, audited, sockets
         from coldframe.gateway.server import Doors, Listen, until_stopped
         from coldframe.gateway.settings import GatewaySettings
         from coldframe.gateway.store import open_store
@@ -170,7 +170,8 @@ async def _serve(
     # Requests that are none, and WebSockets that are refused, must not fill the log; below this
     # level it has the path of each WebSocket, which may be a secret.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(audit.Paced())
+    for name in ("uvicorn.error", "coldframe.gateway"):
+        logging.getLogger(name).addFilter(audited.Paced())
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
     if unix is None and behind.node_url is None:

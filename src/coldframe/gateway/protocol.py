@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -59,11 +60,16 @@ class Joined:
         return getattr(self._transport, name)
 
 
-def bounded(head_bytes: int, head_s: float) -> type[HttpToolsProtocol]:
+Refused = Callable[[str, int], None]
+"""Told who was turned away before there was a request, and with what status."""
+
+
+def bounded(head_bytes: int, head_s: float, refused: Refused) -> type[HttpToolsProtocol]:
     """Return a connection class whose heads are at most so large and take at most so long."""
 
     class Bounded(_Bounded):
         most_bytes, most_s = head_bytes, head_s
+        tell = staticmethod(refused)
 
     return Bounded
 
@@ -71,6 +77,7 @@ def bounded(head_bytes: int, head_s: float) -> type[HttpToolsProtocol]:
 class _Bounded(HttpToolsProtocol):
     most_bytes: int
     most_s: float
+    tell: Refused
     _in_head = True
     _head_size = 0
     _late: asyncio.TimerHandle | None = None
@@ -86,6 +93,7 @@ class _Bounded(HttpToolsProtocol):
         if peer is not None and peer not in {0, os.geteuid()}:
             log.warning("unix socket: user %d refused: only root and the node's own user", peer)
             self._refused = True
+            self.tell(f"uid {peer}", 403)
             stream.write(_NOT_YOU)
             stream.close()
             return
@@ -140,6 +148,7 @@ class _Bounded(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self._refused = True
+        self._note(431)
         self.transport.write(_TOO_LARGE)
         self.transport.close()
 
@@ -149,7 +158,17 @@ class _Bounded(HttpToolsProtocol):
     def _on_late(self) -> None:
         self._late = None
         if not self.transport.is_closing():
+            if self._head_size:
+                self._note(408)
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request."""
+        self._note(400)
+        super().send_400_response(msg)
+
+    def _note(self, status: int) -> None:
+        self.tell(self.client[0] if self.client else "unix", status)
 
     def _forget_clock(self) -> None:
         if self._late is not None:

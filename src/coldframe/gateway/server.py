@@ -23,7 +23,8 @@ from starlette.types import ASGIApp
 from coldframe.gateway import sockets
 from coldframe.gateway.activity import Activity, Counting
 from coldframe.gateway.app import routes
-from coldframe.gateway.audit import Audited, open_log
+from coldframe.gateway.audit import open_log
+from coldframe.gateway.audited import Auditor
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.protocol import bounded
 from coldframe.gateway.proxy import ByUrl
@@ -99,9 +100,9 @@ class Doors:
     ) -> None:
         self._served, self._store, self._settings = served, store, settings
         self._watch = Watch(store)
-        self._audit = open_log(settings)
         self._guest = guest
         self._routes = routes(*(guest.routes if guest else ()))
+        self._auditor = Auditor(open_log(settings), self._routes)
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._unix: Path | None = None
         self._activity = Activity()
@@ -151,13 +152,12 @@ class Doors:
         app: ASGIApp = Guard(self._served.app, admit, self._watch)
         if self._guest is not None:
             app = self._guest.beside(app, admit, self._watch)
-        if self._audit is not None:
-            app = Audited(app, self._audit, self._routes)
+        app = self._auditor.over(app)
         app = ByUrl(traced(app, self._routes), self._served.by_url)
         app = Counting(app, self._served.meters, self._activity)
         config = uvicorn.Config(
             app,
-            http=bounded(self._settings.head_bytes, self._settings.head_s),
+            http=bounded(self._settings.head_bytes, self._settings.head_s, self._auditor.refused),
             ws="websockets-sansio",
             lifespan="off",
             log_config=None,
@@ -212,8 +212,7 @@ class Doors:
         await asyncio.gather(*(task for _, task in self._servers))
         if self._unix is not None:
             self._unix.unlink(missing_ok=True)
-        if self._audit is not None:
-            self._audit.close()
+        self._auditor.close()
 
     async def end(self) -> CloseReport:
         """Close, and end what is served."""

@@ -135,7 +135,9 @@ def test_nothing_that_is_sent_forges_a_line(audited: Service, make_key: Callable
                     pass
 
     lines = _log(audited.home)[before:]
-    assert len(lines) == (len(heads) - 2) * 2  # the last two are no HTTP, and reach nobody
+    no_http = [line for line in lines if line["method"] == "-"]
+    assert [line["status"] for line in no_http] == [400] * 4
+    assert len(lines) == len(heads) * 2
     key_id = key.split("_")[1]
     for line in lines:
         assert line.keys() == FIELDS
@@ -184,3 +186,25 @@ def test_flood_of_what_is_no_request_does_not_fill_the_log(audited: Service) -> 
             connection.sendall(b"nonsense\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 400")
     assert len(audited.log) - logged < 250
+
+
+def test_connections_that_come_to_no_request_are_lines(tmp_path: Path) -> None:
+    """Slow and large heads and two lengths are how somebody tries a door."""
+    with serving(tmp_path, "fake") as tried:
+        host, port = tried.tcp.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as slow:
+            slow.sendall(b"GET /v1/sandboxes HTTP/1.1\r\nHost: 127")
+            for sent in (
+                b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+                b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            ):
+                with socket.create_connection((host, int(port)), timeout=30) as connection:
+                    connection.sendall(sent)
+                    while connection.recv(65536):
+                        pass
+            assert slow.recv(100) == b""
+        lines = _log(tried.home)
+    assert [line["status"] for line in lines] == [431, 400, 408]
+    assert {(line["method"], line["route"], line["peer"]) for line in lines} == {
+        ("-", "-", "127.0.0.1")
+    }

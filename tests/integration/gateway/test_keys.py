@@ -252,6 +252,8 @@ def test_another_user_is_turned_away_from_the_socket(service: Service) -> None:
         path.chmod(mode)
     assert "403" in done.stdout, done
     assert any("user 65534 refused" in line for line in service.log)
+    told = (service.home / "audit" / "audit.jsonl").read_text()
+    assert '"status":403,"peer":"uid 65534"' in told
 
 
 def _raw(service: Service, data: bytes, wait_s: float = 5.0) -> bytes:

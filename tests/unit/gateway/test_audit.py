@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coldframe.gateway.app import routes
-from coldframe.gateway.audit import AuditLog, Bounded
+from coldframe.gateway.audit import AuditLog
+from coldframe.gateway.audited import Bounded
 from coldframe.gateway.routes import UNKNOWN
 
 
