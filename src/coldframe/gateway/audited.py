@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,11 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coldframe.gateway.audit import AuditLog, entry
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.routes import UNKNOWN, Routes
+from coldframe.protocol import tracing
 
 log = logging.getLogger("coldframe.gateway")
 
 _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
-_TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-")
 _LONGEST = 64
 _REFUSALS_PER_S = 10.0
 _REFUSALS_AT_ONCE = 100.0
@@ -91,7 +90,7 @@ class Auditor:
             omitted = admitted
         template, sandbox = self._routes.find(scope)
         line = entry(
-            trace=_trace(scope),
+            trace=tracing.current(),
             key=None if identity is None else identity.name,
             owner=None if identity is None else identity.owner,
             method=method,
@@ -147,11 +146,3 @@ def _status(message: Message) -> int | None:
         return int(message["status"])
     known = {"websocket.accept": _WEBSOCKET_OPEN, "websocket.close": _WEBSOCKET_REFUSED}
     return known.get(kind)
-
-
-def _trace(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"traceparent":
-            found = _TRACE.match(value)
-            return found and found[1].decode()
-    return None

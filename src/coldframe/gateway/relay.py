@@ -25,6 +25,7 @@ from coldframe.gateway.identity import Identity
 from coldframe.gateway.meters import Meters
 from coldframe.gateway.tenants import Quotas
 from coldframe.node.sandboxes import CloseReport
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import ColdframeError, ServiceUnreachableError
 
 _CREATES = "/v1/sandboxes"
@@ -34,6 +35,8 @@ _OURS = frozenset(
     {
         *(b"host", b"authorization", b"content-length", b"transfer-encoding", HEADER),
         *(b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect"),
+        # The connection adds it, for the trace that the request is part of here.
+        tracing.HEADER.encode(),
         *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     }
 )
@@ -164,6 +167,9 @@ class Relay:
     ) -> None:
         await receive()
         spoken = scope.get("subprotocols") or None
+        trace = tracing.traceparent()
+        if trace is not None:
+            headers = [*headers, (tracing.HEADER, trace)]
         try:
             async with self._connected(target, [*self._own, *headers], spoken) as theirs:
                 await send({"type": "websocket.accept", "subprotocol": theirs.subprotocol})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,6 +35,11 @@ def self_signed(directory: Path) -> tuple[Path, Path]:
     words += ["-keyout", str(key), "-out", str(cert)]
     subprocess.run(words, check=True, capture_output=True)
     return cert, key
+
+
+def audit_lines(home: Path) -> list[dict[str, Any]]:
+    """Return what the newest file of a service's audit log says."""
+    return [json.loads(line) for line in (home / "audit" / "audit.jsonl").read_bytes().splitlines()]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -10,13 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coldframe import ColdframeError, SandboxClient
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http
+from tests.integration.gateway.conftest import audit_lines, http
 
 FIELDS = {"time", "trace", "key", "owner", "method", "route", "sandbox", "status", "peer"}
 
@@ -46,19 +44,6 @@ def make_key(audited: Service) -> Callable[..., str]:
     return make
 
 
-def _log(home: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (home / "audit" / "audit.jsonl").read_bytes().splitlines()]
-
-
-def _of(home: Path, key: str | None) -> list[tuple[str, str, int]]:
-    key_id = key and key.split("_")[1]
-    return [
-        (line["method"], line["route"], line["status"])
-        for line in _log(home)
-        if line["key"] == key_id
-    ]
-
-
 def test_changes_and_refusals_are_lines_and_looks_are_not(
     audited: Service, make_key: Callable[..., str]
 ) -> None:
@@ -77,7 +62,7 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
     with http(audited.tcp, key[:-1] + "x") as caller:
         assert caller.get(f"/v1/sandboxes/{sandbox.id}").status_code == 401
 
-    lines = [line for line in _log(audited.home) if line["key"] == key.split("_")[1]]
+    lines = [line for line in audit_lines(audited.home) if line["key"] == key.split("_")[1]]
     command = lines.pop(0)
     assert (command["method"], command["route"]) == ("COMMAND", "key create")
     assert (command["owner"], command["peer"]) == ("ada", f"uid {os.getuid()}")
@@ -98,7 +83,7 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
     assert [line["trace"] for line in lines] == [None, None, None, trace, None, None]
     assert all(line.keys() == FIELDS for line in lines)
     assert all(abs(line["time"] - time.time()) < 600 for line in lines)
-    refused = _log(audited.home)[-1]
+    refused = audit_lines(audited.home)[-1]
     assert (refused["key"], refused["owner"], refused["status"]) == (None, None, 401)
     assert (refused["route"], refused["sandbox"]) == (one, sandbox.id)
     text = (audited.home / "audit" / "audit.jsonl").read_text()
@@ -110,7 +95,7 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
 def test_nothing_that_is_sent_forges_a_line(audited: Service, make_key: Callable[..., str]) -> None:
     """Line ends, quotes and escapes in paths, headers and methods stay data."""
     key = make_key("mal")
-    before = len(_log(audited.home))
+    before = len(audit_lines(audited.home))
     logged = len(audited.log)
     evil = '%0a{"key":"root","status":200}%0a%22%5c%00%1b[31m%e2%80%a8'
     heads = [
@@ -134,7 +119,7 @@ def test_nothing_that_is_sent_forges_a_line(audited: Service, make_key: Callable
                 while connection.recv(65536):
                     pass
 
-    lines = _log(audited.home)[before:]
+    lines = audit_lines(audited.home)[before:]
     no_http = [line for line in lines if line["method"] == "-"]
     assert [line["status"] for line in no_http] == [400] * 4
     assert len(lines) == len(heads) * 2
@@ -156,7 +141,7 @@ def test_flood_of_wrong_keys_is_cheap_and_hides_nobody_elses_refusal(
 ) -> None:
     """Counted, not written; who holds a key is served meanwhile and logged."""
     key = make_key("ada", "read")
-    before, logged = len(_log(audited.home)), len(audited.log)
+    before, logged = len(audit_lines(audited.home)), len(audited.log)
     with http(audited.tcp, "nonsense") as stranger, http(audited.tcp, key) as reader:
         began = time.monotonic()
         for _ in range(1500):
@@ -165,7 +150,7 @@ def test_flood_of_wrong_keys_is_cheap_and_hides_nobody_elses_refusal(
         assert reader.delete("/v1/sandboxes/sb-1").status_code == 403
         time.sleep(0.3)
         stranger.delete("/v1/sandboxes/sb-1")
-    lines = _log(audited.home)[before:]
+    lines = audit_lines(audited.home)[before:]
 
     strangers = [line for line in lines if line["key"] is None]
     assert len(strangers) <= 100 + 10 * (took + 1) + 1
@@ -203,7 +188,7 @@ def test_connections_that_come_to_no_request_are_lines(tmp_path: Path) -> None:
                     while connection.recv(65536):
                         pass
             assert slow.recv(100) == b""
-        lines = _log(tried.home)
+        lines = audit_lines(tried.home)
     assert [line["status"] for line in lines] == [431, 400, 408]
     assert {(line["method"], line["route"], line["peer"]) for line in lines} == {
         ("-", "-", "127.0.0.1")

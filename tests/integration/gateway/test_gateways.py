@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -32,9 +31,10 @@ from coldframe.protocol.errors import (
     ServiceUnreachableError,
     StoreUnreachableError,
 )
+from coldframe.protocol.tracing import traced
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http, self_signed
+from tests.integration.gateway.conftest import audit_lines, http, self_signed
 
 IMAGE = "busybox"
 
@@ -267,7 +267,11 @@ def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
 def test_everything_streams_through_a_gateway(pair: Pair) -> None:
     """Files, events, sockets: as fast as they are read, and byte for byte."""
     key = pair.key("ada")
-    with pair.clients(key) as (one, _), one.create_sandbox(IMAGE) as sandbox:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with pair.clients(key) as (one, _), traced(trace), one.create_sandbox(IMAGE) as sandbox:
+        assert sandbox.info.trace_id == trace
+        noted = [audit_lines(home)[-1] for home in (pair.gateways[0].home, pair.node.home)]
+        assert [(line["trace"], line["status"]) for line in noted] == [(trace, 201)] * 2
         content = os.urandom(20 << 20)
         sandbox.files.write("/big", content)
         assert sandbox.files.read("/big") == content
@@ -422,10 +426,7 @@ def test_gateway_reaches_its_node_by_tls_with_an_administrators_key(tmp_path: Pa
                 with pytest.raises(NotPermittedError, match="'admin'"):
                     client.ledger()
                 sandbox.delete()
-        lines = [
-            json.loads(line)
-            for line in (node.home / "audit" / "audit.jsonl").read_text().splitlines()
-        ]
+        lines = audit_lines(node.home)
         assert {line["owner"] for line in lines if line["route"] == "/v1/sandboxes"} == {"ada"}
         assert admin.rpartition("_")[2] not in "".join(front.log)
 
