@@ -37,19 +37,28 @@ def work(number):
         with client.create_sandbox("any") as sandbox:
             said = sandbox.exec(["echo", str(number)]).text.strip()
             os.write(1, (json.dumps([sandbox.id.split("-")[1], said]) + chr(10)).encode())
+        os.write(served, b".")
+        os.read(all_served, 1)  # a node that the first left alone for long would leave
 
 go, start = os.pipe()
+count, served = os.pipe()
+all_served, release = os.pipe()
 for number in range({WORKERS}):
     if os.fork() == 0:
         os.close(start)
+        os.close(release)
         os.read(go, 1)  # the end of file reaches all of them at once
         try:
             work(number)
         except BaseException:
             traceback.print_exc()
+            os.write(served, b".")
             os._exit(1)
         os._exit(0)
 os.close(start)
+for _ in range({WORKERS}):
+    os.read(count, 1)
+os.close(release)
 sys.exit(any(os.wait()[1] for _ in range({WORKERS})))
 """
 
