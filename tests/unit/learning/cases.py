@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from coldframe.learning.contracts import (
@@ -129,6 +130,14 @@ CASES: list[Case] = [
             replace(GOOD[1], policy="sha256:" + "f" * 64),
         ),
     ),
+    _trial(
+        "evidence_is_well_formed",
+        "a segment that only looks like one",
+        trial(segments=(SimpleNamespace(**vars(segment())),)),
+    ),
+    _trial("evidence_is_well_formed", "no list of segments", trial(segments=segment())),
+    _trial("evidence_is_well_formed", "totals as a pair", spoilt(calls=(), totals=(7, 3))),
+    _trial("evidence_is_well_formed", "null for calls", spoilt(calls=None)),
     # linear
     _trial("linear_has_no_steps", "steps", trial(steps=stepped().steps), "step-aware"),
     _trial("linear_has_no_steps", "steps alone", stepped(), "step-aware"),
@@ -149,7 +158,7 @@ CASES: list[Case] = [
         "steps_are_named",
         "one name for two steps",
         step("one", 10, {"reward": 1.0}),
-        step("one", 20, {"reward": 1.0}),
+        step("one", 20, {"reward": 1.0}, segments=(other("x", 20),)),
     ),
     _mean("steps_are_named", "a step without a name", step("", 10, {"reward": 1.0})),
     _final(
@@ -216,7 +225,10 @@ CASES: list[Case] = [
     _branches("segments_have_owners", "a main with an owner", segment(order=0, owner="main")),
     # names, split, reward
     _trial("names_are_there", "no trial name", trial(trial_name="")),
+    _by_hand("names_are_there", "no reward key", reward_key=None),
     _trial("names_are_there", "no task name", trial(task_name="")),
+    _by_hand("remarks_are_texts", "a number", remarks=[1]),
+    _by_hand("remarks_are_texts", "null", remarks=None),
     *(
         _trial("split_is_train", f"split {split!r}", trial(split=split), "wrong split")
         for split in ("eval", "Train", "", None, "train ")
@@ -340,6 +352,16 @@ CASES: list[Case] = [
     ),
     _trial("ids_are_not_negative", "-1", spoilt(completion_token_ids=[[3, 4], [-1]])),
     # spans and proof
+    Case(
+        "spans_are_well_formed",
+        "a span that only looks like one",
+        lambda: rollout(spans=[SimpleNamespace(**vars(rollout().spans[0]))]),
+    ),
+    _by_hand("spans_are_well_formed", "null for spans", spans=None),
+    _trial("spans_are_well_formed", "a segment without a name", spoilt(name="")),
+    _trial(
+        "calls_are_named", "null for an id", _with_calls(replace(GOOD[0], call_id=None), GOOD[1])
+    ),
     _by_hand("topology_is_declared", "a name nobody knows", topology="tree@9"),
     _by_hand("topology_is_declared", "no version", topology="linear"),
     Case(
@@ -435,6 +457,7 @@ CASES: list[Case] = [
     _policy("renderer_is_named", "null for a renderer", renderer=None),
     _policy("sampling_is_stated", "no sampling parameters", sampling={}),
     _policy("sampling_is_stated", "null for sampling", sampling=None),
+    _policy("sampling_is_stated", "an object", sampling={"stop": object()}),
     _policy("sampling_is_stated", "a temperature of NaN", sampling={"temperature": NAN}),
     *(
         _policy("iteration_is_counted", f"iteration {value!r}", iteration=value)
@@ -552,9 +575,11 @@ CASES: list[Case] = [
             "reward_schema": "",
             "task_digest": "",
             "verifier_digest": "unknown",
+            "agent_config": {"stop": {1, 2}},
         }.items()
     ),
     _batch("times_are_in_order", "an end before its begin", _origin(ended_at=1.0)),
+    _batch("times_are_in_order", "text", _origin(started_at="10")),
     _batch("times_are_in_order", "no time", _origin(started_at=NAN)),
     _batch("task_keys_mean_one_task", "a changed task", rollout(), _origin(task_digest="3" * 64)),
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
-from dataclasses import FrozenInstanceError, replace
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,12 +17,16 @@ from coldframe.learning.contracts import (
     MULTI_STEP_FINAL,
     MULTI_STEP_MEAN,
     SEGMENTS,
+    Batch,
     Call,
     ContractError,
+    LengthGate,
     PolicyRollout,
     Segment,
     TokenRollout,
     Totals,
+    Trial,
+    training_sequences,
 )
 from tests.unit.learning.evidence import (
     COMPLETIONS,
@@ -136,6 +142,87 @@ def test_rows_lost_here_and_there_never_give_equal_counts(
     for proof in ({}, {"calls": (), "totals": totals}, {"calls": ()}):
         with pytest.raises(ContractError):
             PolicyRollout.from_trial(trial(segments=(replace(spoiled, **proof),)))
+
+
+JUNK = st.sampled_from(
+    [
+        None,
+        True,
+        0,
+        -1,
+        2**70,
+        1.5,
+        float("nan"),
+        "",
+        "train",
+        b"x",
+        (),
+        [],
+        [None],
+        [[]],
+        {},
+        {1: 2},
+        {"reward": []},
+        POLICY,
+        segment(),
+        Call("c", 2, 2),
+        Totals(7, 3),
+        {1, 2},
+        [{}],
+    ]
+)
+
+
+def _spoil(value: Any, draw: Callable[..., Any]) -> Any:
+    """Return evidence with something in it, at any depth, replaced by junk."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(JUNK)
+    if is_dataclass(value) and not isinstance(value, type):
+        name = draw(st.sampled_from([one.name for one in fields(value)]))
+        return replace(value, **{name: _spoil(getattr(value, name), draw)})  # type: ignore[type-var]
+    if isinstance(value, list | tuple) and value:
+        place = draw(st.integers(0, len(value) - 1))
+        return [*value[:place], _spoil(value[place], draw), *value[place + 1 :]]
+    return draw(JUNK)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            (trial(), "linear@1"),
+            (stepped(), "multi_step.mean@1"),
+            (stepped(), "multi_step.final@1"),
+            (branched(), "segments@1"),
+        ]
+    ),
+    st.data(),
+)
+def test_junk_anywhere_in_the_evidence_is_refused_by_name_or_taken_whole(
+    valid: tuple[Trial, str], data: st.DataObject
+) -> None:
+    """A harness may write anything; a trainer that catches ContractError must not fall over it."""
+    evidence, topology = valid
+    name = data.draw(st.sampled_from([one.name for one in fields(evidence)]))
+    spoiled = replace(evidence, **{name: _spoil(getattr(evidence, name), data.draw)})
+
+    with contextlib.suppress(ContractError):
+        made = PolicyRollout.from_trial(spoiled, topology=topology)
+        assert pickle.loads(pickle.dumps(made)).reward == made.reward
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_junk_anywhere_in_a_rollout_is_refused_by_name(data: st.DataObject) -> None:
+    """Made by hand it holds the same rules."""
+    made = rollout()
+    name = data.draw(st.sampled_from([one.name for one in fields(made)]))
+
+    with contextlib.suppress(ContractError):
+        spoiled = replace(made, **{name: _spoil(getattr(made, name), data.draw)})
+        for one in training_sequences(spoiled):
+            LengthGate(100).apply(one)
+        Batch((spoiled,)).manifest.model_dump_json()
 
 
 def test_totals_prove_rows_as_calls_do() -> None:

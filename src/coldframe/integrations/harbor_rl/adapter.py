@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from coldframe.learning.contracts import (
     PolicyRollout,
     Topology,
 )
+from coldframe.learning.contracts.values import is_number
 
 AGENT = "terminus-2"
 AGENT_KWARGS: Mapping[str, Any] = {
@@ -291,9 +291,7 @@ class HarborRLAdapter:
 
 def _reward(rewards: Any, key: str) -> float | None:
     value = rewards.get(key) if isinstance(rewards, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+    return value if is_number(value) else None
 
 
 def _count(

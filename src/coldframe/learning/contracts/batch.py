@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,12 @@ from coldframe.learning.contracts.evidence import PolicyIdentity, Provenance
 from coldframe.learning.contracts.policies import DIGEST
 from coldframe.learning.contracts.rollouts import AnyRollout
 from coldframe.learning.contracts.rules import Breaches, Rules
+from coldframe.learning.contracts.values import is_number, is_plain
 from coldframe.learning.files import canonical, digest_of, write_frozen
 
 rule: Rules[Sequence[AnyRollout]] = Rules()
-SHARED = ("run_id", "runner", "agent", "agent_config", "reward_schema")
+NAMES = ("run_id", "runner", "agent", "reward_schema")
+SHARED = (*NAMES, "agent_config")
 
 
 class _Model(BaseModel):
@@ -124,8 +126,10 @@ def origins_are_whole(rollouts: Sequence[AnyRollout]) -> Breaches:
         if name.endswith("_digest"):
             if not isinstance(value, str) or not DIGEST.fullmatch(value):
                 yield field, value, "is no digest (32 hex digits or more)"
-        elif name in {"run_id", "runner", "agent", "reward_schema"} and not value:
+        elif name in NAMES and (not isinstance(value, str) or not value):
             yield field, value, "has no name"
+        elif name == "agent_config" and not (isinstance(value, Mapping) and is_plain(value)):
+            yield field, value, "is no map that JSON can hold"
 
 
 @rule
@@ -133,9 +137,11 @@ def times_are_in_order(rollouts: Sequence[AnyRollout]) -> Breaches:
     """A trial begins before it ends."""
     for one in rollouts:
         origin = one.provenance
-        if origin is not None and not 0 <= origin.started_at <= origin.ended_at < float("inf"):
-            found = (origin.started_at, origin.ended_at)
-            yield f"{one.trial_name}.provenance.started_at", found, "begins after its end"
+        if origin is None:
+            continue
+        times = (origin.started_at, origin.ended_at)
+        if not all(is_number(time) for time in times) or not 0 <= times[0] <= times[1]:
+            yield f"{one.trial_name}.provenance.started_at", times, "do not follow each other"
 
 
 @rule

@@ -24,11 +24,19 @@ algorithm_rule: Rules[TokenRollout] = Rules()
 
 @rule
 def names_are_there(rollout: AnyRollout) -> Breaches:
-    """Trial and task are named."""
-    for field in ("trial_name", "task_name"):
+    """Trial and task are named, and the part of the verdict that is the reward."""
+    for field in ("trial_name", "task_name", "reward_key"):
         value = getattr(rollout, field)
         if not isinstance(value, str) or not value:
             yield field, value, "has no name"
+
+
+@rule
+def remarks_are_texts(rollout: AnyRollout) -> Breaches:
+    """Remarks are for people."""
+    whole = isinstance(rollout.remarks, list | tuple)
+    if not whole or not all(isinstance(one, str) for one in rollout.remarks):
+        yield "remarks", rollout.remarks, "is no list of texts"
 
 
 @rule

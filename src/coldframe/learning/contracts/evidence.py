@@ -17,7 +17,7 @@ class Parameters(Mapping[str, Any]):
     __slots__ = ("_items",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._items = tuple(sorted(values.items()))
+        self._items = tuple(sorted(values.items(), key=lambda item: str(item[0])))
 
     def __getitem__(self, name: str) -> Any:
         return dict(self._items)[name]

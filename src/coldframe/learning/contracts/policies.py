@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from coldframe.learning.contracts.evidence import PolicyIdentity
 from coldframe.learning.contracts.rules import Breaches, Rules
+from coldframe.learning.contracts.values import is_plain
 
 if TYPE_CHECKING:
     from coldframe.learning.contracts.rollouts import AnyRollout
@@ -53,14 +53,18 @@ def renderer_is_named(rollout: AnyRollout) -> Breaches:
 
 @rule
 def sampling_is_stated(rollout: AnyRollout) -> Breaches:
-    """The parameters that shaped the distribution are there, none of them NaN or infinite."""
+    """The parameters that shaped the distribution are there, as JSON can hold them."""
     for field, policy in _policies(rollout):
         if not isinstance(policy.sampling, Mapping) or not policy.sampling:
             yield f"{field}.sampling", policy.sampling, "has no sampling parameters"
             continue
         for name, value in policy.sampling.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"{field}.sampling[{name!r}]", value, "is not finite"
+            if not isinstance(name, str) or not is_plain(value):
+                yield (
+                    f"{field}.sampling[{name!r}]",
+                    value,
+                    "is no finite number, text, bool, null or list of them",
+                )
 
 
 @rule

@@ -77,7 +77,7 @@ class PolicyRollout(_Rollout):
         trial: Trial,
         *,
         reward_key: str = "reward",
-        topology: Topology = LINEAR,
+        topology: Topology | str = LINEAR,
         policy: PolicyIdentity | None = None,
         behaviour: PolicyIdentity | None = None,
     ) -> PolicyRollout:
@@ -85,7 +85,7 @@ class PolicyRollout(_Rollout):
 
         Args:
             reward_key: which part of the verdict is the reward.
-            topology: how its conversations become rows.
+            topology: how its conversations become rows; one of them or its name.
             policy: which policy is to be trained; by default the one that sampled.
             behaviour: the policy that sampled; to be given when it is another than `policy`,
                 and only then.
@@ -119,7 +119,7 @@ class TokenRollout(_Rollout):
         *,
         algorithm: str,
         reward_key: str = "reward",
-        topology: Topology = LINEAR,
+        topology: Topology | str = LINEAR,
         policy: PolicyIdentity | None = None,
         behaviour: PolicyIdentity | None = None,
     ) -> TokenRollout:

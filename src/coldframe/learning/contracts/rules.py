@@ -39,3 +39,13 @@ class Rules(Generic[S]):
         for name, rule in self.table.items():
             for field, value, problem in rule(subject):
                 raise ContractError(trial, field, value, problem, rule=name)
+
+
+def not_all(values: object, kind: type, field: str) -> Breaches:
+    """Report what is no list, or in it of another kind."""
+    if not isinstance(values, list | tuple):
+        yield field, values, "is no list"
+        return
+    for index, value in enumerate(values):
+        if not isinstance(value, kind):
+            yield f"{field}[{index}]", value, f"is no {kind.__name__}"

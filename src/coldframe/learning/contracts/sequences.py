@@ -15,7 +15,8 @@ from coldframe.learning.contracts.errors import ContractError
 from coldframe.learning.contracts.masks import COMPLETIONS, LossMask
 from coldframe.learning.contracts.rollouts import AnyRollout, PolicyRollout
 from coldframe.learning.contracts.rules import Breaches, Rules
-from coldframe.learning.contracts.topologies import Span, is_number
+from coldframe.learning.contracts.topologies import Span
+from coldframe.learning.contracts.values import is_number
 
 rule: Rules[TrainingSequence] = Rules()
 

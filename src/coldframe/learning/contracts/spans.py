@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from coldframe.learning.contracts.evidence import Call
-from coldframe.learning.contracts.rules import Breaches, Rules
-from coldframe.learning.contracts.topologies import TOPOLOGIES
+from coldframe.learning.contracts.evidence import Call, Totals
+from coldframe.learning.contracts.rules import Breaches, Rules, not_all
+from coldframe.learning.contracts.topologies import TOPOLOGIES, Span
+from coldframe.learning.contracts.values import is_number
 
 if TYPE_CHECKING:
     from coldframe.learning.contracts.rollouts import AnyRollout
@@ -16,9 +17,36 @@ rule: Rules[AnyRollout] = Rules()
 
 
 @rule
+def spans_are_well_formed(rollout: AnyRollout) -> Breaches:
+    """Spans are named, and say from which turn to which, and what proves them."""
+    yield from not_all(rollout.spans, Span, "spans")
+    for index, span in enumerate(rollout.spans):
+        yield from not_all(span.calls, Call, f"spans[{index}].calls")
+        if span.totals is not None and not isinstance(span.totals, Totals):
+            yield f"spans[{index}].totals", span.totals, "is no Totals"
+        if span.reward is not None and not is_number(span.reward):
+            yield f"spans[{index}].reward", span.reward, "is no finite number"
+        for field in ("name", "kind"):
+            value = getattr(span, field)
+            if not isinstance(value, str) or not value:
+                yield f"spans[{index}].{field}", value, "has no name"
+        for field in ("first_turn", "end_turn"):
+            if type(getattr(span, field)) is not int:
+                yield f"spans[{index}].{field}", getattr(span, field), "is no integer"
+
+
+@rule
+def calls_are_named(rollout: AnyRollout) -> Breaches:
+    """A call has an id, by which it is known again."""
+    for field, _, call in _calls(rollout):
+        if not isinstance(call.call_id, str) or not call.call_id:
+            yield f"{field}.call_id", call.call_id, "has no id"
+
+
+@rule
 def topology_is_declared(rollout: AnyRollout) -> Breaches:
     """The rows were put together in a way that has a name and a version."""
-    if rollout.topology not in TOPOLOGIES:
+    if rollout.topology not in list(TOPOLOGIES):
         yield "topology", rollout.topology, f"is none of {', '.join(TOPOLOGIES)}"
 
 

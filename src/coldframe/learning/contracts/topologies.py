@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from coldframe.learning.contracts.evidence import Call, Segment, Totals, Trial, TrialStep
 from coldframe.learning.contracts.rules import Breaches, Rules
+from coldframe.learning.contracts.values import is_number
 
 KINDS = ("main", "sub_agent", "compaction")
 
@@ -30,6 +31,10 @@ class Span:
     totals: Totals | None = None
     reward: float | None = None
     """Of a step; None: it has no such part, or this is no step."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.calls, list):
+            object.__setattr__(self, "calls", tuple(self.calls))
 
 
 class Assembled(NamedTuple):
@@ -196,16 +201,6 @@ def steps_agree_with_the_trial(wanted: Wanted) -> Breaches:
         )
 
 
-def is_number(value: object) -> bool:
-    """Tell whether a value is a finite int or float, and no bool."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
 def _mean(steps: Sequence[TrialStep], key: str) -> Any:
     """Return the mean over steps with a verdict; one without the part counts 0, as in Harbor."""
     verdicts = [step.rewards for step in steps if isinstance(step.rewards, Mapping)]
@@ -285,14 +280,14 @@ def segments_begin_with_the_only_main(wanted: Wanted) -> Breaches:
 @segments_rule
 def segments_have_owners(wanted: Wanted) -> Breaches:
     """A sub-agent or compaction names the earlier segment that began it; main has none."""
-    seen: set[str | None] = set()
+    seen: list[str] = []
     for index, one in enumerate(wanted.trial.segments):
         field = f"segments[{index}].owner"
         if one.kind == "main" and one.owner is not None:
             yield field, one.owner, "the main segment has no owner"
         if one.kind != "main" and one.owner not in seen:
             yield field, one.owner, f"a {one.kind} segment is owned by an earlier one"
-        seen.add(one.name)
+        seen.append(one.name)
 
 
 def _segments(wanted: Wanted) -> Assembled:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from coldframe.learning.contracts.evidence import PolicyIdentity, Segment, Trial
-from coldframe.learning.contracts.rules import Breaches, Rules
-from coldframe.learning.contracts.topologies import Topology, Wanted
+from coldframe.learning.contracts.errors import ContractError
+from coldframe.learning.contracts.evidence import (
+    Call,
+    PolicyIdentity,
+    Segment,
+    Totals,
+    Trial,
+    TrialStep,
+)
+from coldframe.learning.contracts.rules import Breaches, Rules, not_all
+from coldframe.learning.contracts.topologies import TOPOLOGIES, Topology, Wanted
 
 
 class Admission(NamedTuple):
@@ -18,6 +26,20 @@ class Admission(NamedTuple):
 
 
 rule: Rules[Admission] = Rules()
+
+
+@rule
+def evidence_is_well_formed(asked: Admission) -> Breaches:
+    """Segments, steps, calls and totals are what they are declared to be, in lists."""
+    trial = asked.trial
+    yield from not_all(trial.segments, Segment, "segments")
+    yield from not_all(trial.steps, TrialStep, "steps")
+    for number, step in enumerate(trial.steps):
+        yield from not_all(step.segments, Segment, f"steps[{number}].segments")
+    for path, segment in _segments(trial):
+        yield from not_all(segment.calls, Call, f"{path}.calls")
+        if segment.totals is not None and not isinstance(segment.totals, Totals):
+            yield f"{path}.totals", segment.totals, "is no Totals"
 
 
 @rule
@@ -87,9 +109,11 @@ def segments_have_equal_turns(asked: Admission) -> Breaches:
 def turns_have_one_policy(asked: Admission) -> Breaches:
     """No weights were changed while the trial ran."""
     sampler = asked.trial.policy
+    if not isinstance(sampler, PolicyIdentity):
+        return
     for path, segment in _segments(asked.trial):
         for turn, call in enumerate(segment.calls):
-            if sampler is not None and call.policy not in {None, sampler.checkpoint}:
+            if call.policy not in (None, sampler.checkpoint):
                 field = f"{path}.calls[{turn}].policy"
                 yield field, call.policy, f"other weights answered than {sampler.checkpoint}"
 
@@ -106,7 +130,7 @@ def _segments(trial: Trial) -> list[tuple[str, Segment]]:
 def admit(
     trial: Trial,
     reward_key: str,
-    topology: Topology,
+    topology: Topology | str,
     policy: PolicyIdentity | None,
     behaviour: PolicyIdentity | None,
 ) -> tuple[dict[str, Any], Any]:
@@ -115,6 +139,11 @@ def admit(
     Raises:
         ContractError: a rule about the trial, or one of the topology's, is broken.
     """
+    if not isinstance(topology, Topology):
+        if topology not in TOPOLOGIES:
+            problem = f"is none of {', '.join(TOPOLOGIES)}"
+            raise ContractError(trial.trial_name, "topology", topology, problem)
+        topology = TOPOLOGIES[topology]
     rule.enforce(trial.trial_name, Admission(trial, policy, behaviour))
     wanted = Wanted(trial, reward_key, topology.name)
     topology.rules.enforce(trial.trial_name, wanted)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coldframe.learning.contracts.errors import ContractError
-from coldframe.learning.contracts.topologies import is_number
+from coldframe.learning.contracts.values import is_number
 from coldframe.learning.files import canonical
 from coldframe.learning.schemas.scalar import scalarise
 from coldframe.learning.schemas.schema import RewardSchema

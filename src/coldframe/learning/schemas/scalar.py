@@ -9,7 +9,7 @@ from typing import Any
 
 from coldframe.learning.contracts.errors import ContractError
 from coldframe.learning.contracts.evidence import Parameters
-from coldframe.learning.contracts.topologies import is_number
+from coldframe.learning.contracts.values import is_number
 from coldframe.learning.schemas.schema import RewardSchema
 
 
@@ -65,7 +65,6 @@ def _check(schema: RewardSchema, trial: str, key: str, value: object) -> None:
     if not is_number(value):
         raise ContractError(trial, field, value, "is no finite number", rule="number")
     low, high = part.range
-    assert isinstance(value, int | float)
     if not low <= value <= high:
         problem = f"is out of its range, {low:g} to {high:g} {part.unit}"
         raise ContractError(trial, field, value, problem, rule="range")
