@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from coldframe.gateway.store.self_check import CHECKS, Check, CheckFailedError, 
 from coldframe.gateway.store.self_check import run_check as make_check
 from coldframe.gateway.store.sqlite import SqliteStore
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StoreUnreachableError
-from tests.fixtures.redis import RedisServer
+from tests.fixtures.redis import RedisServer, redis_running
+from tests.integration.gateway.conftest import self_signed
 
 Make = Callable[[], Store]
 
@@ -72,6 +75,27 @@ async def test_redis_that_is_gone_or_hangs_is_said_within_seconds(
         finally:
             redis_server.send(signal.SIGCONT)
         await store.close()
+
+
+async def test_redis_is_reached_by_tls_with_a_password(tmp_path: Path) -> None:
+    """Digests and quotas on the way between machines are nobody else's to read or change."""
+    cert, key = self_signed(tmp_path)
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    options = ("--tls-port", str(port), "--tls-cert-file", str(cert), "--tls-key-file", str(key))
+    options += ("--tls-auth-clients", "no", "--requirepass", "hunter2")
+    with redis_running(tmp_path / "redis", *options) as server:
+        place = f"127.0.0.1:{port}/0?ssl_ca_certs={cert}"
+        await run_self_check(lambda: RedisStore(f"rediss://:hunter2@{place}"))
+        for url in (
+            f"rediss://:wrong@{place}",
+            f"rediss://:hunter2@127.0.0.1:{port}/0",  # whose certificate nobody vouches for
+            server.url,
+        ):
+            async with open_store(url, tmp_path) as store:
+                with pytest.raises(StoreUnreachableError) as refused:
+                    await store.keys()
+                assert "hunter2" not in str(refused.value)
 
 
 async def test_what_others_wrote_into_redis_is_no_key(redis_server: RedisServer) -> None:

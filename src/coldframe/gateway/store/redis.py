@@ -24,8 +24,9 @@ _KEY = "coldframe:key:"
 _KEYS = "coldframe:keys"
 _QUOTA = "coldframe:quota:"
 
-_CONNECTIONS = 64
-_ANSWER_S = 2.0
+_CONNECTIONS = 8
+"""More would wait no less: a connection is held for one round trip, and costs a handshake."""
+_ANSWER_S = 3.0
 """How long Redis may take, and how long a request waits for a connection to it."""
 
 _ADD = """
