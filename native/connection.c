@@ -200,7 +200,6 @@ void answer_error(uint64_t request, int error, const char *stage, const char *me
 	build_u64(b, TAG_ERRNO, (uint64_t)error);
 	build_text(b, TAG_STAGE, stage);
 	build_text(b, TAG_MESSAGE, message);
-	build_u64(b, TAG_EXECUTED, 0);
 	answer_send(b);
 }
 

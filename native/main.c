@@ -110,7 +110,6 @@ static int settle(void)
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-		worker.soft_files = limit.rlim_cur;
 		limit.rlim_cur = limit.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &limit);
 		worker.files = limit.rlim_max;

@@ -90,7 +90,6 @@ enum tag {
 	TAG_ERRNO = 60,
 	TAG_STAGE = 61,
 	TAG_MESSAGE = 62,
-	TAG_EXECUTED = 63,
 	TAG_GONE_NUMBERS = 70,
 };
 

@@ -186,13 +186,16 @@ _Noreturn void remover_main(void)
 
 		if (got < 0 && errno == EINTR)
 			continue;
-		if (got != (ssize_t)sizeof(order) || !header)
-			_exit(0);
-		memcpy(&dir, CMSG_DATA(header), sizeof(dir));
-		order.name[sizeof(order.name) - 1] = '\0';
+		if (got <= 0)
+			_exit(0); /* the worker has ended */
 		outcome.request = order.request;
-		outcome.error = remove_below(dir, order.name, &outcome.removed);
-		close(dir);
+		outcome.error = -EBADF;
+		if (got == (ssize_t)sizeof(order) && header) {
+			memcpy(&dir, CMSG_DATA(header), sizeof(dir));
+			order.name[sizeof(order.name) - 1] = '\0';
+			outcome.error = remove_below(dir, order.name, &outcome.removed);
+			close(dir);
+		}
 		if (send(REMOVER_CHANNEL, &outcome, sizeof(outcome), MSG_NOSIGNAL) < 0)
 			_exit(0);
 	}

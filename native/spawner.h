@@ -222,11 +222,9 @@ struct worker {
 	int program; /* the sealed memfd */
 	int home_mounts;
 	int home_network;
-	uint64_t soft_files; /* RLIMIT_NOFILE as it was given to us */
-	uint64_t files; /* and what we raised it to */
+	uint64_t files; /* RLIMIT_NOFILE */
 	bool greeted;
 	bool in_process;
-	bool ending;
 	uint64_t sandboxes;
 	uint64_t execs;
 	struct cgroup_bases cgroups;

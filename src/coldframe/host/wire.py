@@ -102,7 +102,6 @@ class Tag(IntEnum):
     ERRNO = 60
     STAGE = 61
     MESSAGE = 62
-    EXECUTED = 63
     GONE_NUMBERS = 70
 
 
