@@ -94,10 +94,15 @@ class Outcome(Generic[T]):
 class Undertaking(Outcome[T]):
     """A coroutine that runs to its end in a task of its own, whoever stops waiting for it."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Start it."""
+    def __init__(self, coroutine: Coroutine[Any, Any, T], *, at_once: bool = False) -> None:
+        """Start it, in the next turn of the event loop or before this returns.
+
+        What starts at once must not ask for the current task before it first waits: up to there
+        that is still its maker's.
+        """
         super().__init__()
-        self.task: asyncio.Task[None] = self._loop.create_task(self._run(coroutine))
+        run = self._run(coroutine)
+        self.task: asyncio.Task[None] = self._loop.create_task(_Begun(run) if at_once else run)
         """Ends with it, and fails only by being cancelled."""
         self.task.add_done_callback(lambda _: self._note_unbegun(coroutine))
 
@@ -116,3 +121,40 @@ class Undertaking(Outcome[T]):
         if not self._done:
             coroutine.close()
             self.set_exception(asyncio.CancelledError())
+
+
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine that has taken its first step; the rest is a task's.
+
+    So a task that is cancelled before its own first step cancels it where it waits.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+        self._waits_for: list[Any] = []
+        """What the first step ended in, until the task has heard of it."""
+        self._ended = False
+        try:
+            self._waits_for.append(coroutine.send(None))
+        except StopIteration:
+            self._ended = True
+
+    def send(self, value: Any) -> Any:
+        """See `Coroutine.send`."""
+        if self._ended:
+            raise StopIteration
+        return self._waits_for.pop() if self._waits_for else self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `Coroutine.throw`."""
+        if self._ended:
+            raise StopIteration
+        self._waits_for.clear()
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """See `Coroutine.close`."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._coroutine.__await__()

@@ -103,17 +103,14 @@ class Execs:
         self._running += 1
         sandbox.execs[operation_id] = operation
         self._operations.add(operation)
-        operation.ended = Undertaking(self._run(operation))
+        operation.ended = Undertaking(self._run(operation), at_once=True)
         operation.ended.then(partial(self._on_end, operation))
         return operation
 
     async def _run(self, operation: ExecOperation) -> ExecResult:
         sandbox, queue = operation.sandbox, self._queue
         slot: _Slot | None = None
-        operation.entered = True
         try:
-            if operation.abandoned:
-                return await self._last_words(operation)
             queued_s = 0.0 if queue.try_acquire() else await queue.acquire(sandbox.id)
             slot = _Slot(queue, self._settings.exec_hold_s, self._loop)
             handle = sandbox.require_ready(operation.request.expected_version)
@@ -195,8 +192,7 @@ class Execs:
     def _abandon(self, operations: Iterable[ExecOperation]) -> None:
         for operation in operations:
             operation.abandoned = True
-            if operation.entered:  # else it will see for itself: to cancel it now skips its body
-                operation.ended.task.cancel()
+            operation.ended.task.cancel()
 
     # --- output -----------------------------------------------------------------------
 

@@ -65,8 +65,6 @@ class ExecOperation:
     trace_id: str | None = field(default_factory=tracing.current)
     began_at: float = 0.0
     """Unix seconds at which the runtime had started it."""
-    entered: bool = False
-    """Whether its task has taken its first step."""
     dispatched: bool = False
     """Whether the runtime was asked to start it."""
     abandoned: bool = False

@@ -106,21 +106,59 @@ async def test_undertaking_goes_on_when_who_waits_is_cancelled() -> None:
     assert not undertaking.cancelled()
 
 
-@pytest.mark.parametrize("begun", [False, True])
-async def test_undertaking_that_is_cancelled_tells_so_however_early(begun: bool) -> None:
-    """A task that is cancelled before its first step runs nothing of what would tell."""
+@pytest.mark.parametrize("waits", [False, True])
+async def test_undertaking_begins_at_once_if_asked_to(waits: bool) -> None:
+    """A turn of the event loop is a tenth of a short command."""
+    gate = asyncio.Event()
+    if not waits:
+        gate.set()
 
     async def work() -> int:
-        await asyncio.Event().wait()
+        await gate.wait()
         return 7
 
-    undertaking = Undertaking(work())
+    undertaking = Undertaking(work(), at_once=True)
+    assert undertaking.done() is not waits
+    gate.set()
+    assert await undertaking == 7
+    await undertaking.task
+
+
+async def test_undertaking_that_fails_at_once_fails_whoever_waits_not_its_maker() -> None:
+    """Its maker has to note it first."""
+
+    async def work() -> int:
+        raise ValueError("broken")
+
+    undertaking = Undertaking(work(), at_once=True)
+    with pytest.raises(ValueError, match="broken"):
+        await undertaking
+    await undertaking.task
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_undertaking_that_is_cancelled_tells_so_however_early(
+    begun: bool, at_once: bool
+) -> None:
+    """A task that is cancelled before its first step runs nothing of what would tell."""
+    stopped = []
+
+    async def work() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(True)
+        return 7
+
+    undertaking = Undertaking(work(), at_once=at_once)
     waiting = asyncio.ensure_future(_waiting(undertaking))
     if begun:
         await asyncio.sleep(0)
     undertaking.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await undertaking
+    assert bool(stopped) is (begun or at_once)
     assert undertaking.cancelled()
     with pytest.raises(asyncio.CancelledError):
         await (await waiting)

@@ -225,10 +225,12 @@ class LifeCycle(RuleBasedStateMachine):
     def ledger_is_exact(self) -> None:
         if not hasattr(self, "node"):
             return
+        before = len(self.run(self.node.list()))
         ledger = self.run(self.node.ledger())
         assert ledger.balanced, ledger
         assert ledger.created == self.created
-        assert ledger.live == len(self.run(self.node.list())) <= _MAX
+        # One that is kept for a while may end between the questions.
+        assert len(self.run(self.node.list())) <= ledger.live <= before <= _MAX
 
     @invariant()
     def versions_only_rise_and_states_follow_the_table(self) -> None:
