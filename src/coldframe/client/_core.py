@@ -82,6 +82,8 @@ class ClientCore:
 
     def keep(self, sandbox_id: str) -> None:
         self._made.pop(sandbox_id, None)
+        if self._link is not None:
+            self._link.keep(sandbox_id)
 
     async def get(self, id_or_name: str) -> SandboxInfo:
         return await (await self.link()).get(id_or_name)

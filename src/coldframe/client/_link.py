@@ -54,6 +54,9 @@ class NodeLink(Protocol):
 
     def capabilities(self) -> Capabilities: ...
 
+    def keep(self, sandbox_id: str, /) -> None:
+        """A sandbox is not to end with this client, as far as it can. From any thread."""
+
     async def ledger(self) -> Ledger: ...
 
     async def events(

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -21,6 +20,7 @@ from pydantic import BaseModel
 
 from coldframe.client._calls import call
 from coldframe.client._http import Address, Answer, Headers, Http, Reviver
+from coldframe.client._presence import Presence
 from coldframe.client._remote_files import RemoteFiles
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
@@ -57,9 +57,6 @@ _POLL_S = 30.0
 _MARGIN_S = 30.0
 """How much longer than its poll an answer may take before its connection counts as lost."""
 _VERSION = (wire.VERSION_HEADER, ", ".join(map(str, wire.SPOKEN_VERSIONS)))
-_PRESENCE_S = 50.0
-"""How long one request lasts by which a client says that it is there."""
-_PRESENCE_PAUSE_S = 1.0
 _JOIN_S = 10.0
 _CREATE_S = 120.0
 """How long one request for a sandbox waits; the same is then asked again."""
@@ -81,7 +78,7 @@ class RemoteNode:
         self._undeleted: set[str] = set()
         """Of those that were made by it, what could not be deleted."""
         self._relays: set[asyncio.Task[None]] = set()
-        self._presence: asyncio.Future[None] | None = None
+        self._presence: Presence | None = None
 
     @classmethod
     async def open(cls, address: Address, api_key: str | None) -> RemoteNode:
@@ -117,21 +114,16 @@ class RemoteNode:
         return cls(http, wire.load(Capabilities, told.body))
 
     def stay(self, revive: Reviver) -> None:
-        """Be there for the node until the close, so that it does not take itself for idle.
+        """Be there for the node until the close: it stays, and knows when this process ends.
 
         `revive` is called when nobody answers any more although nobody said so.
         """
         self._http.revive = revive
-        self._presence = asyncio.ensure_future(self._be_present())
+        self._presence = Presence(self._http)
 
-    async def _be_present(self) -> None:
-        """A node that leaves when idle does not, as long as it is asked this."""
-        while True:
-            earliest = monotonic() + _PRESENCE_PAUSE_S  # one that is stopping answers at once
-            with contextlib.suppress(ColdframeError):
-                asked = f"/v1/presence?wait_s={_PRESENCE_S:g}"
-                await self._http.request("GET", asked, within_s=_PRESENCE_S + _MARGIN_S)
-            await asyncio.sleep(max(0.0, earliest - monotonic()))
+    def keep(self, sandbox_id: str, /) -> None:
+        if self._presence is not None:
+            self._presence.keep(sandbox_id)
 
     async def close(self) -> RemoteCloseReport:
         """Delete once more what could not be deleted, and close the connections."""
@@ -143,10 +135,11 @@ class RemoteNode:
                 continue
             except ColdframeError as error:
                 failures.append(str(error))
-        tasks = [*self._relays, *([self._presence] if self._presence else [])]
-        for task in tasks:
+        for task in self._relays:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        if self._presence is not None:
+            await self._presence.close()
         self._http.close()
         return RemoteCloseReport(tuple(failures))
 
@@ -196,6 +189,8 @@ class RemoteNode:
         )
         info = wire.load(SandboxInfo, answer.body)
         self._made.add(info.id)
+        if self._presence is not None:
+            self._presence.made(info.id)
         return info
 
     async def _undo(self, making: asyncio.Future[SandboxInfo]) -> None:
@@ -230,6 +225,8 @@ class RemoteNode:
             raise
         self._made.discard(sandbox_id)
         self._undeleted.discard(sandbox_id)
+        if self._presence is not None:
+            self._presence.ended(sandbox_id)
         return wire.load(SandboxInfo, answer.body)
 
     async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo:

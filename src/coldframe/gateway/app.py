@@ -19,6 +19,7 @@ from coldframe.gateway import (
     files,
     images,
     ports,
+    presence,
     sandboxes,
     service,
     streams,
@@ -38,7 +39,7 @@ from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
 from coldframe.protocol.network import NetworkPolicy
 
-_PARTS = (sandboxes, execs, streams, files, ports, images, events, service)
+_PARTS = (sandboxes, execs, streams, files, ports, images, events, presence, service)
 _BODIES = (
     SandboxSpec,
     ExecRequest,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import coldframe
 from coldframe.gateway.context import (
-    WaitSeconds,
     enter,
     json_answer,
     service_of,
-    unless_gone,
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.meters import CONTENT_TYPE
@@ -50,16 +45,6 @@ async def metrics(request: Request) -> Response:
     node = enter(request, Scope.ADMIN).node
     text = service_of(request).meters.render(node.load(), await node.ledger())
     return Response(text, headers={"content-type": CONTENT_TYPE})
-
-
-@router.get("/v1/presence", status_code=204, response_model=None)
-async def presence(request: Request, wait_s: WaitSeconds = 30.0) -> Response:
-    """Answer after `wait_s`. A node that leaves when idle stays while somebody asks this."""
-    enter(request, Scope.READ)
-    with contextlib.suppress(TimeoutError):
-        async with service_of(request).polls.bound(wait_s):
-            await unless_gone(request, asyncio.sleep(wait_s))
-    return Response(status_code=204)
 
 
 @router.get("/healthz", response_model=Health)

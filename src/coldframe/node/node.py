@@ -429,6 +429,9 @@ class Node:
         self._require_open()
         return self.runtime.capabilities()
 
+    def keep(self, sandbox_id: str, /) -> None:
+        """Nothing to do: what is on a node in the client's process ends with it all the same."""
+
     def load(self) -> Load:
         """How much there is of what, at this moment."""
         self._require_open()

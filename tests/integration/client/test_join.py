@@ -171,6 +171,72 @@ def test_node_stays_for_a_client_and_for_a_sandbox_and_leaves_after_both(home: P
         os.kill(node, 0)
 
 
+MAKES_TWO = """
+import sys
+from coldframe import SandboxClient
+client = SandboxClient()
+lost, kept = client.create_sandbox("any"), client.create_sandbox("any")
+kept.keep()
+lost.exec("touch here")
+process = lost.start("sleep 300")
+print(lost.id, kept.id, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_sandbox_of_a_killed_client_is_kept_to_be_read_and_then_ends(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainers are killed all the time; two hours of memory each would fill the machine."""
+    monkeypatch.setenv("COLDFRAME_QUARANTINE_S", "2")
+    with SandboxClient() as watcher:
+        watcher.ledger()
+        with subprocess.Popen(
+            [sys.executable, "-c", MAKES_TWO],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as client:
+            assert client.stdout is not None
+            lost_id, kept_id = client.stdout.readline().split()
+            time.sleep(0.5)
+            assert watcher.get_sandbox(lost_id).info.state == "ready"
+            client.kill()
+        deadline = time.monotonic() + 20
+        while (lost := watcher.get_sandbox(lost_id)).info.kept_until is None:
+            assert time.monotonic() < deadline, lost.info
+            time.sleep(0.05)
+        assert lost.files.exists("/here")
+        while watcher.get_sandbox(lost_id).info.ended_at is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert watcher.get_sandbox(kept_id).info.state == "ready"
+        watcher.delete_sandbox(kept_id)
+
+
+async def test_client_that_does_something_else_loses_nothing(home: Path) -> None:
+    """A training step may block the event loop for minutes; the process is there all the same."""
+    async with AsyncSandboxClient() as client, await client.create_sandbox("any") as sandbox:
+        await asyncio.sleep(0.2)
+        time.sleep(4 * IDLE_S)  # noqa: ASYNC251
+        assert (await sandbox.exec("echo x")).stdout == b"x\n"
+
+
+def test_client_that_closes_leaves_what_it_kept(home: Path) -> None:
+    """The last word comes before the end of the connection."""
+    for _ in range(5):
+        with SandboxClient() as client:
+            sandbox = client.create_sandbox("any")
+            sandbox.keep()
+    time.sleep(0.5)
+    with SandboxClient() as client:
+        assert client.get_sandbox(sandbox.id).info.state == "ready"
+        found = client.list_sandboxes()
+        assert len(found) == 5
+        for one in found:
+            one.delete()
+
+
 def test_node_is_of_a_session_of_its_own_and_gets_no_secrets(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

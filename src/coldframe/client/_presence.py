@@ -1,0 +1,78 @@
+"""Tell the machine's node that this client is there, and what is to end with it.
+
+One request whose body does not end: its connection lasts as long as the process, whatever the
+event loop is busy with. When it is lost, the node ends the leases of what was named in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from coldframe.protocol.errors import ColdframeError
+
+if TYPE_CHECKING:
+    from coldframe.client._http import Http
+
+_PAUSE_S = 1.0
+"""Between one try and the next: a node that is stopping answers at once."""
+_GOODBYE_S = 5.0
+
+
+class Presence:
+    """From its making to its close. All but `keep` belongs to the loop that it was made on."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._loop = asyncio.get_running_loop()
+        self._mine: dict[str, None] = {}
+        self._words: asyncio.Queue[bytes | None] | None = None
+        self._closing = False
+        self._task = asyncio.ensure_future(self._last())
+
+    def made(self, sandbox_id: str) -> None:
+        """A sandbox is to end with this client."""
+        self._mine[sandbox_id] = None
+        self._say(f"+{sandbox_id}\n".encode("ascii"))
+
+    def ended(self, sandbox_id: str) -> None:
+        """A sandbox has ended, or is to stay."""
+        if sandbox_id in self._mine:
+            del self._mine[sandbox_id]
+            self._say(f"-{sandbox_id}\n".encode("ascii"))
+
+    def keep(self, sandbox_id: str) -> None:
+        """A sandbox is to stay. From any thread."""
+        self._loop.call_soon_threadsafe(self.ended, sandbox_id)
+
+    async def close(self) -> None:
+        """Say goodbye: what was named and lives is kept no longer, and nobody was lost."""
+        await asyncio.sleep(0)  # what other threads have said comes first
+        self._closing = True
+        self._say(None)
+        await asyncio.wait({self._task}, timeout=0 if self._words is None else _GOODBYE_S)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _say(self, word: bytes | None) -> None:
+        if self._words is not None:  # else the next connection begins with all there is to say
+            self._words.put_nowait(word)
+
+    async def _last(self) -> None:
+        while not self._closing:
+            earliest = monotonic() + _PAUSE_S
+            with contextlib.suppress(ColdframeError):
+                async with self._http.stream("POST", "/v1/presence", self._said()) as (_, pieces):
+                    async for _ in pieces:
+                        pass
+            self._words = None
+            await asyncio.sleep(0 if self._closing else max(0.0, earliest - monotonic()))
+
+    async def _said(self) -> AsyncIterator[bytes]:
+        words = self._words = asyncio.Queue()
+        yield "".join(f"+{sandbox_id}\n" for sandbox_id in self._mine).encode("ascii") or b"\n"
+        while (word := await words.get()) is not None:
+            yield word
