@@ -107,6 +107,7 @@ class Attempt:
         self.expected_images = expected_images
         self.artifacts = artifacts
         self.redactor = Redactor(_secrets(task, settings))
+        self.blobs = blobs
         self.recorder = Recorder(blobs, self.redactor)
         self.harness: Harness = load_harness(settings.harness)
         self.phase = Phase.IMAGE

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.digests import tree_digest
 from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.scratch import scratch
 from coldframe.rollouts.summary import passed
 from coldframe.rollouts.task import DIGESTED, Task
 from coldframe.trajectories.schema import Trajectory
@@ -117,8 +116,8 @@ async def check_task(
     if times < 1:
         raise InvalidRequestError(f"--times {times} is less than 1")
     run_id = f"check-{secrets.token_hex(6)}"
-    with tempfile.TemporaryDirectory(prefix="coldframe-check-") as scratch:
-        blobs = BlobStore(Path(scratch))
+    with scratch() as directory:
+        blobs = BlobStore(directory)
 
         async def trial(contender: Contender, number: int) -> Trial:
             settings = AttemptSettings(run_id, contender.harness, wrong=contender.wrong)

@@ -190,9 +190,12 @@ class RunDirectory:
             shutil.rmtree(directory)
 
     def sweep(self) -> None:
-        """Remove temporary files of a process that was killed while it wrote."""
-        for path in self.root.rglob(".*.tmp"):
-            path.unlink(missing_ok=True)
+        """Remove temporary files and spools of a process that was killed while it wrote."""
+        for path in [*self.root.rglob(".*.tmp")]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:

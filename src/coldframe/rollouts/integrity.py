@@ -206,16 +206,19 @@ async def _tree(sandbox: AsyncSandbox, top: str) -> str:
 
 
 async def programs(sandbox: AsyncSandbox) -> dict[str, str]:
-    """Return path → what tells whether anybody wrote, moved or replaced it.
+    """Return path → digest of what it leads to; of a directory, of the names in it.
 
-    By its size and the time of its last change, which nobody inside can set; its content is not
-    read. A directory changes when a name in it does.
+    By content: times of a layer's files change when another image comes to share them.
     """
     found = {}
     for path in PROGRAMS:
         try:
             stat = await sandbox.files.stat(path)
-            found[path] = f"{stat.kind} of {stat.size} bytes changed at {stat.ctime_ns}"
+            if stat.kind is FileKind.DIRECTORY:
+                names = sorted(entry.name for entry in await sandbox.files.list(path))
+                found[path] = f"names:{hashlib.sha256(b'/'.join(names)).hexdigest()}"
+            else:
+                found[path] = await _remote(sandbox, path, stat)
         except FileError:
             found[path] = ABSENT
     return found

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -209,8 +209,8 @@ class Stage:
         timer = asyncio.timeout(limit)
         try:
             async with timer:
-                with tempfile.TemporaryDirectory(prefix="coldframe-artifacts-") as spool:
-                    cargo = Cargo(Path(spool), self.attempt.recorder)
+                with self._spool() as spool:
+                    cargo = Cargo(spool, self.attempt.recorder)
                     await self._hand_over(cargo)
                     await self._verify(cargo)
         except TimeoutError:
@@ -219,6 +219,14 @@ class Stage:
             raise VerifierDeadlineError(
                 f"killing, uploading and grading took over {limit:g} s"
             ) from None
+
+    @contextmanager
+    def _spool(self) -> Iterator[Path]:
+        """Make a place beside what is kept: a run that goes on after a kill sweeps it away."""
+        root = self.attempt.blobs.root
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".artifacts.", suffix=".tmp") as spool:
+            yield Path(spool)
 
     async def _hand_over(self, cargo: Cargo) -> None:
         attempt, step, sandbox = self.attempt, self.step, self.sandbox

@@ -97,6 +97,33 @@ def test_rollout_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> Non
     assert {key: results[key].identity.trace_id for key in kept} == kept
 
 
+def test_killed_run_leaves_its_spool_with_the_run_and_not_in_tmp(tmp_path: Path) -> None:
+    """A gibibyte of artifacts per killed attempt would fill the machine's /tmp."""
+    task = make_task(
+        tmp_path,
+        solution__solve_sh="#!/bin/sh\necho kept > /logs/artifacts/a; touch /done\n",
+        tests__test_sh="#!/bin/sh\nsleep 1\n[ -e /done ] && echo 1 > /logs/verifier/reward.txt\n",
+    )
+    out, elsewhere = tmp_path / "out", tmp_path / "tmp"
+    elsewhere.mkdir()
+    words = ("rollout", "run", task, "--harness", "oracle", "--out", out)
+    with subprocess.Popen(
+        command(*words),
+        text=True,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(elsewhere)},
+    ) as process:
+        wait_for(out / "attempts" / "one.0.0" / "artifacts", process)
+        process.send_signal(signal.SIGKILL)
+    left = list(out.rglob(".artifacts.*"))
+    again = coldframe(*words, "--resume")
+
+    assert [one.parent for one in left] == [out / "blobs"]
+    assert list(elsewhere.iterdir()) == []
+    assert again.returncode == 0, again.stderr
+    assert list(out.rglob(".artifacts.*")) == []
+
+
 def test_rollout_run_of_several_steps_goes_on_after_a_kill_and_is_shown(tmp_path: Path) -> None:
     """An attempt that died in its second step is made again from its first."""
     task = steps_task(
