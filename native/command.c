@@ -36,6 +36,13 @@ _Static_assert(EXTRA_TARGET_MAX < HIGH_FD && HIGH_FD + EXTRA_MAX + HELD_FDS < 64
 	 CAP(CAP_NET_BIND_SERVICE) | CAP(CAP_NET_RAW) | CAP(CAP_SYS_CHROOT) | CAP(CAP_MKNOD) |      \
 	 CAP(CAP_AUDIT_WRITE) | CAP(CAP_SETFCAP))
 
+/*
+ * Of no use in a user namespace, and what puts a command out of reach of the others in it: who
+ * lacks one of its capabilities, and CAP_SYS_PTRACE, can neither trace it nor reach its memory,
+ * root and files through /proc.
+ */
+#define REACH_CAP CAP_WAKE_ALARM
+
 /* Inside a cgroup namespace nobody may put the command where it belongs. */
 #define LAST_NAMESPACES (CLONE_NEWUSER | CLONE_NEWCGROUP)
 
@@ -172,22 +179,33 @@ static int enter_cgroups(const struct launch *launch, const struct held *held)
 	return done < 0 ? (int)done : 0;
 }
 
-static int drop_capabilities(bool root)
+static int drop_capabilities(bool root, bool out_of_reach)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct data[2] = {{0}, {0}};
+	int error;
 
 	if (root)
 		data[0].effective = data[0].permitted = USUAL_CAPS;
-	return (int)raw(capset, &header, data);
+	if (out_of_reach) {
+		data[1].effective = data[1].permitted = 1u << (REACH_CAP - 32);
+		/* Root's programs get it from the bounding set, others only so. */
+		data[1].inheritable = root ? 0 : data[1].permitted;
+	}
+	error = (int)raw(capset, &header, data);
+	if (!error && out_of_reach && !root)
+		error = (int)raw(prctl, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, REACH_CAP, 0, 0);
+	return error;
 }
 
-static int limit_bounding_set(void)
+static int limit_bounding_set(bool out_of_reach)
 {
 	for (unsigned long cap = 0; cap < 64; cap++) {
 		int error;
 
 		if (cap < 32 && USUAL_CAPS & 1u << cap)
+			continue;
+		if (cap == REACH_CAP && out_of_reach)
 			continue;
 		error = (int)raw(prctl, PR_CAPBSET_DROP, cap, 0, 0, 0);
 		/* The kernel knows no capability of that number or above. */
@@ -199,15 +217,18 @@ static int limit_bounding_set(void)
 
 static int take_identity(const struct exec_spec *spec)
 {
+	bool apart = spec->flags & EXEC_FLAG_OUT_OF_REACH;
 	int error = (int)raw(setgroups, spec->group_count, spec->groups);
 
 	error = error ? error : (int)raw(setresgid, spec->gid, spec->gid, spec->gid);
-	error = error ? error : limit_bounding_set();
+	error = error ? error : limit_bounding_set(apart);
 	if (!error && spec->flags & EXEC_FLAG_NO_NEW_PRIVS)
 		error = (int)raw(prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	error = error ? error : seccomp_install();
+	if (!error && apart)
+		error = (int)raw(prctl, PR_SET_KEEPCAPS, 1, 0, 0, 0);
 	error = error ? error : (int)raw(setresuid, spec->uid, spec->uid, spec->uid);
-	return error ? error : drop_capabilities(spec->uid == 0);
+	return error ? error : drop_capabilities(spec->uid == 0, apart);
 }
 
 /* Try one file. Only returns when it cannot be executed. */

@@ -106,6 +106,7 @@ enum exec_flag {
 	EXEC_FLAG_MERGE_STDERR = 2,
 	EXEC_FLAG_STARTED = 4,
 	EXEC_FLAG_PTY = 8,
+	EXEC_FLAG_OUT_OF_REACH = 16,
 };
 
 enum progress_flag {

@@ -420,7 +420,7 @@ static void take_exec_numbers(struct request *r, const struct field *field, stru
 
 	take_numbers(r, field, n, ARRAY_LEN(n));
 	if (n[1] >= UINT32_MAX || n[2] >= UINT32_MAX || n[3] > 0777 || n[8] > UINT16_MAX ||
-	    n[9] > UINT16_MAX || n[10] > 15 || n[4] > INT64_MAX / 2 || n[5] > INT64_MAX / 2)
+	    n[9] > UINT16_MAX || n[10] > 31 || n[4] > INT64_MAX / 2 || n[5] > INT64_MAX / 2)
 		refuse(r, EINVAL, "a number is out of range");
 	spec->id = n[0];
 	spec->uid = (uint32_t)n[1];

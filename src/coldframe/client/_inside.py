@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from coldframe.client._core import kill_quietly
 from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
+    DiskExtension,
     ExecRequest,
     ExecResult,
     Fingerprint,
+    GuardReport,
+    GuardRequest,
     OutputChunk,
     PortUrl,
     ProcessInfo,
@@ -64,6 +67,18 @@ class SandboxCore:
 
     async def egress_events(self, cursor: int, limit: int) -> EgressEvents:
         return await (await self._client.link()).egress_events(self.id, cursor, limit)
+
+    async def extend_disk(self, extension: DiskExtension) -> None:
+        await (await self._client.link()).extend_disk(self.id, extension)
+
+    async def guard(self, request: GuardRequest) -> None:
+        await (await self._client.link()).guard(self.id, request)
+
+    async def guard_report(self) -> GuardReport:
+        return await (await self._client.link()).guard_report(self.id)
+
+    async def unguard(self) -> None:
+        await (await self._client.link()).unguard(self.id)
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await (await self._client.link()).connect(self.id, port)

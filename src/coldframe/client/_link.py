@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     from coldframe.protocol.models import (
         Capabilities,
+        DiskExtension,
         EventPage,
         ExecRequest,
         ExecResult,
         Fingerprint,
+        GuardReport,
+        GuardRequest,
         Ledger,
         OutputChunk,
         PortUrl,
@@ -122,6 +125,14 @@ class NodeLink(Protocol):
     ) -> SandboxInfo: ...
 
     async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents: ...
+
+    async def extend_disk(self, sandbox_id: str, extension: DiskExtension, /) -> None: ...
+
+    async def guard(self, sandbox_id: str, request: GuardRequest, /) -> None: ...
+
+    async def guard_report(self, sandbox_id: str, /) -> GuardReport: ...
+
+    async def unguard(self, sandbox_id: str, /) -> None: ...
 
     async def build_image(
         self,

@@ -31,10 +31,13 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
     Capabilities,
+    DiskExtension,
     EventPage,
     ExecRequest,
     ExecResult,
     Fingerprint,
+    GuardReport,
+    GuardRequest,
     Ledger,
     OutputChunk,
     PortUrl,
@@ -246,6 +249,19 @@ class RemoteNode:
     async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents:
         target = f"{_sandbox(sandbox_id)}/egress?cursor={cursor}&limit={min(limit, 10_000)}"
         return await self._get(EgressEvents, target)
+
+    async def extend_disk(self, sandbox_id: str, extension: DiskExtension, /) -> None:
+        await self._call("PUT", f"{_sandbox(sandbox_id)}/disk", wire.dump(extension))
+
+    async def guard(self, sandbox_id: str, request: GuardRequest, /) -> None:
+        await self._call("PUT", f"{_sandbox(sandbox_id)}/guard", wire.dump(request))
+
+    async def guard_report(self, sandbox_id: str, /) -> GuardReport:
+        answer = await self._call("POST", f"{_sandbox(sandbox_id)}/guard/report")
+        return wire.load(GuardReport, answer.body)
+
+    async def unguard(self, sandbox_id: str, /) -> None:
+        await self._call("DELETE", f"{_sandbox(sandbox_id)}/guard")
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint:
         return await self._get(Fingerprint, f"{_sandbox(sandbox_id)}/fingerprint")

@@ -24,7 +24,10 @@ from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Lease, SandboxPage
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import (
+    DiskExtension,
     Fingerprint,
+    GuardReport,
+    GuardRequest,
     ProcessInfo,
     SandboxInfo,
     SandboxSpec,
@@ -161,6 +164,49 @@ async def egress(
     tenant = enter(request, Scope.READ)
     events = await tenant.node.egress_events(tenant.sandbox(sandbox_id), cursor, limit)
     return json_answer(events)
+
+
+@router.put(
+    "/{sandbox_id}/disk",
+    status_code=204,
+    response_model=None,
+    openapi_extra=documented(DiskExtension),
+)
+async def extend_disk(request: Request, sandbox_id: str) -> Response:
+    """Let a sandbox hold a little more than its disk limit says."""
+    tenant = enter(request, Scope.CREATE)
+    await tenant.node.extend_disk(tenant.sandbox(sandbox_id), await body(request, DiskExtension))
+    return Response(status_code=204)
+
+
+@router.put(
+    "/{sandbox_id}/guard",
+    status_code=204,
+    response_model=None,
+    openapi_extra=documented(GuardRequest),
+)
+async def guard(request: Request, sandbox_id: str) -> Response:
+    """Guard a directory: one command alone may write it, and only by what nobody planted."""
+    tenant = enter(request, Scope.EXEC)
+    asked = await body(request, GuardRequest)
+    inner = asked.model_copy(update={"operation_id": tenant.operation(asked.operation_id)})
+    await tenant.node.guard(tenant.sandbox(sandbox_id), inner)
+    return Response(status_code=204)
+
+
+@router.post("/{sandbox_id}/guard/report", response_model=GuardReport)
+async def guard_report(request: Request, sandbox_id: str) -> Response:
+    """End all writing in the guarded directory, and tell what is in it."""
+    tenant = enter(request, Scope.EXEC)
+    return json_answer(await tenant.node.guard_report(tenant.sandbox(sandbox_id)))
+
+
+@router.delete("/{sandbox_id}/guard", status_code=204, response_model=None)
+async def unguard(request: Request, sandbox_id: str) -> Response:
+    """Take the guarded directory away."""
+    tenant = enter(request, Scope.EXEC)
+    await tenant.node.unguard(tenant.sandbox(sandbox_id))
+    return Response(status_code=204)
 
 
 @router.get("/{sandbox_id}/fingerprint", response_model=Fingerprint)

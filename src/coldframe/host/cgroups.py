@@ -105,6 +105,30 @@ class NodeCgroups:
                 path.parent.rmdir()
 
 
+@dataclass(frozen=True)
+class Strain:
+    """What a sandbox has used, and was refused, since it was made."""
+
+    cpu_s: float
+    forks_refused: int
+    """Processes and threads that were not made because it has as many as it may."""
+
+
+def strain(bases: Mapping[str, Path], sandbox_id: str) -> Strain:
+    """Read a sandbox's counters, given the node's directory in each hierarchy; gone: zeros."""
+    usage = _counter(bases[UNIFIED] / sandbox_id / "cpu.stat", "usage_usec")
+    pids = bases.get("pids", bases[UNIFIED]) / sandbox_id / "pids.events"
+    return Strain(usage / 1e6, _counter(pids, "max"))
+
+
+def _counter(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+
+
 def make_node_cgroups(node_id: str) -> NodeCgroups:
     """Make `<own>/coldframe/<node id>` in every hierarchy.
 

@@ -88,6 +88,10 @@ class SpareUppers:
         """See `Storage.open`."""
         return self._below.open(self._taken.get(sandbox_id, sandbox_id))
 
+    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
+        """See `Storage.widen`."""
+        self._below.widen(self._taken.get(sandbox_id, sandbox_id), disk_bytes)
+
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """See `Storage.remove`."""
         await self._below.remove(self._taken.get(sandbox_id, sandbox_id), remove_tree)

@@ -523,6 +523,7 @@ def _exec_fields(spec: ExecSpec, exec_id: int, descriptors: list[int]) -> list[F
         | (wire.ExecFlag.MERGE_STDERR if spec.merge_stderr else 0)
         | (wire.ExecFlag.STARTED if spec.want_started else 0)
         | (wire.ExecFlag.PTY if spec.pty else 0)
+        | (wire.ExecFlag.OUT_OF_REACH if spec.out_of_reach else 0)
     )
     rows, cols = spec.pty or (0, 0)
     numbers = wire.EXEC_NUMBERS.pack(

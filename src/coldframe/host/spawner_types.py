@@ -105,6 +105,8 @@ class ExecSpec:
     no_new_privs: bool = False
     merge_stderr: bool = False
     want_started: bool = False
+    out_of_reach: bool = False
+    """No other command of the sandbox can trace it or reach its memory and files by /proc."""
 
 
 # --- what comes back ------------------------------------------------------------------

@@ -58,6 +58,9 @@ class Storage(Protocol):
     def open(self, sandbox_id: str) -> int:
         """Open it again. Raises FileNotFoundError."""
 
+    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
+        """Change the limit of one that was made with a limit. Raises OSError."""
+
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """Remove it with all it holds; one that is not there is fine."""
 
@@ -148,6 +151,9 @@ class DirectoryStorage:
     def open(self, sandbox_id: str) -> int:
         """See `Storage.open`."""
         return os.open(sandbox_id, _DIRECTORY, dir_fd=self._root)
+
+    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
+        """See `Storage.widen`: there are no limits here."""
 
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """See `Storage.remove`."""
@@ -254,6 +260,14 @@ class BtrfsStorage:
         """See `Storage.open`."""
         return os.open(sandbox_id, _DIRECTORY, dir_fd=self._root)
 
+    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
+        """See `Storage.widen`."""
+        subvolume = self.open(sandbox_id)
+        try:
+            btrfs.limit_subvolume(subvolume, disk_bytes)
+        finally:
+            os.close(subvolume)
+
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """See `Storage.remove`."""
         try:
@@ -323,6 +337,10 @@ class TmpfsStorage:
         if mount is None:
             raise FileNotFoundError(errno.ENOENT, "no such upper", sandbox_id)
         return os.open(".", _DIRECTORY, dir_fd=mount)
+
+    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
+        """See `Storage.widen`."""
+        syscalls.reconfigure(self._mounts[sandbox_id], {"size": str(disk_bytes)})
 
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """See `Storage.remove`."""

@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = 428, 429, 430, 431, 432, 433
 _OPENAT2 = 437
 _MOUNT_SETATTR = 442
 
@@ -30,8 +30,11 @@ OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 MOUNT_ATTR_NOATIME = 0x10
 _MOUNT_ATTR_IDMAP = 0x00100000
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
 
-_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING = 0, 1
+_FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 6, 7
+_FSPICK_CLOEXEC, _FSPICK_EMPTY_PATH = 0x1, 0x8
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 
 
@@ -164,6 +167,29 @@ def open_tree(dirfd: int, path: bytes = b"", *, clone: bool = True) -> int:
     if fd < 0:
         raise _fail(path)
     return fd
+
+
+def reconfigure(mount: int, options: Mapping[str, str]) -> None:
+    """Change options of a mounted file system, by the root of it."""
+    flags = _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH
+    context: int = _syscall(_FSPICK, mount, ctypes.c_char_p(b""), flags)
+    if context < 0:
+        raise _fail()
+    try:
+        for key, value in options.items():
+            text = ctypes.c_char_p(os.fsencode(value))
+            _fsconfig(context, _FSCONFIG_SET_STRING, ctypes.c_char_p(key.encode()), text)
+        _fsconfig(context, _FSCONFIG_CMD_RECONFIGURE, None, None)
+    finally:
+        os.close(context)
+
+
+def move_mount(mount: int, target: int) -> None:
+    """Attach a detached mount to a directory, both by descriptor."""
+    empty = ctypes.c_char_p(b"")
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+    if _syscall(_MOVE_MOUNT, mount, empty, target, empty, flags) < 0:
+        raise _fail()
 
 
 def idmap_mount(tree: int, user_namespace: int) -> None:

@@ -124,6 +124,7 @@ class ExecFlag(IntFlag):
     MERGE_STDERR = 2
     STARTED = 4
     PTY = 8
+    OUT_OF_REACH = 16
 
 
 class ProgressFlag(IntFlag):

@@ -40,10 +40,13 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import check_operation_id, new_node_id
 from coldframe.protocol.models import (
     Capabilities,
+    DiskExtension,
     EventPage,
     ExecRequest,
     ExecResult,
     Fingerprint,
+    GuardReport,
+    GuardRequest,
     ImageInfo,
     Ledger,
     OutputChunk,
@@ -416,6 +419,22 @@ class Node:
     ) -> EgressEvents:
         """Return decisions about the network from a cursor on (0: the first), at most `limit`."""
         return self._find(id_or_name).require_readable().egress_events(cursor, limit)
+
+    async def extend_disk(self, id_or_name: str, extension: DiskExtension) -> None:
+        """Let a sandbox hold so much more than its disk limit says."""
+        await self._find(id_or_name).require_ready().extend_disk(extension.extra_bytes)
+
+    async def guard(self, id_or_name: str, request: GuardRequest) -> None:
+        """Guard a directory for one command. Raises as `SandboxHandle.guard`."""
+        await self._find(id_or_name).require_ready().guard(request)
+
+    async def guard_report(self, id_or_name: str) -> GuardReport:
+        """End writing in the guarded directory and tell of it. Raises ConflictError: none is."""
+        return await self._find(id_or_name).require_ready().guard_report()
+
+    async def unguard(self, id_or_name: str) -> None:
+        """Take the guarded directory away."""
+        await self._find(id_or_name).require_ready().unguard()
 
     async def fingerprint(self, id_or_name: str) -> Fingerprint:
         """Return digests of the sandbox's state; see `fingerprints.EXCLUDED` for what is not."""

@@ -419,6 +419,13 @@ class VerifierDeadlineError(VerifierError):
     code = "verifier_deadline"
 
 
+class GradingPreventedError(ColdframeError):
+    """There is no verdict, and what the agent left is the cause; the message names it."""
+
+    code = "grading_prevented"
+    side = Side.POLICY
+
+
 class HarnessError(ColdframeError):
     """The harness itself failed."""
 

@@ -424,6 +424,69 @@ class FileEntry(_Model):
     stat: FileStat
 
 
+class DiskExtension(_Model):
+    """Room beside a sandbox's disk limit, for whoever judges what it has filled."""
+
+    extra_bytes: int = Field(ge=0, le=256 * MIB)
+
+
+class GuardRequest(_Model):
+    """A directory that one command alone may write, and only by what nobody planted."""
+
+    path: str
+    """An existing directory; what lies there is out of sight meanwhile."""
+    operation_id: str
+    """Of the command; it is started after this."""
+    names: tuple[str, ...]
+    """Files in it that are vouched for."""
+    owner: tuple[int, int] = (0, 0)
+    size_bytes: int = Field(default=64 * MIB, ge=4096)
+    trusted: tuple[str, ...] = ()
+    """Paths whose files may be run as code by what writes the named files, whoever made them."""
+
+
+class GuardedFile(_Model):
+    """One of the named files, as it was when writing ended."""
+
+    name: str
+    kind: FileKind
+    size: int
+    nlink: int
+    vouched: bool
+    """No process wrote it that is not the command's, or that had run foreign code."""
+    content: bytes
+    """Of a regular file, at most 64 KiB and one byte."""
+
+
+class GuardRefusal(_Model):
+    """An attempt to write that failed. Texts are hostile."""
+
+    at: float
+    program: str
+    name: str
+    outsider: bool
+    """It was not of the command."""
+    cause: str
+    """The foreign file that it had run as code; empty for an outsider."""
+
+
+class GuardReport(_Model):
+    """What was written, by whom it was tried, and whether foreign files were used at all."""
+
+    files: tuple[GuardedFile, ...]
+    displaced: tuple[str, ...]
+    """Names under which a file was that could be vouched for, and another or none is now."""
+    refused: tuple[GuardRefusal, ...]
+    touched: str | None
+    """The first foreign file that a process of the command opened."""
+    lost: bool
+    """More files were opened than could be judged, so nothing is vouched for."""
+    cpu_s: float
+    """What the whole sandbox has used since it was guarded."""
+    forks_refused: int
+    """Processes and threads that it was refused since, having as many as it may."""
+
+
 class Fingerprint(_Model):
     """A digest of the sandbox's state by parts, and of all of them.
 
@@ -476,5 +539,7 @@ class Capabilities(_Model):
     users: bool = False
     egress: bool = False
     """Whether network policies can be enforced; else only the empty one is taken."""
+    guards: bool = False
+    """Whether a directory can be guarded (`SandboxHandle.guard`)."""
     storage: str = ""
     details: dict[str, Any] = Field(default_factory=dict)

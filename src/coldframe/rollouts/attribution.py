@@ -13,6 +13,7 @@ from typing import Any
 
 from coldframe.protocol.errors import (
     ColdframeError,
+    GradingPreventedError,
     RunError,
     SandboxGoneError,
     Side,
@@ -59,7 +60,7 @@ def side_of(error: BaseException, phase: Phase) -> Side:
     """Return whose failure it is."""
     if not isinstance(error, ColdframeError):
         return _OTHERWISE[phase]
-    if error.side in _PLATFORM:
+    if error.side in _PLATFORM or isinstance(error, GradingPreventedError):
         return error.side
     if isinstance(error, RunError):
         return Side.CALLER

@@ -114,15 +114,15 @@ def _metadata(root: Table) -> dict[str, Any]:
     own = table.table("coldframe")
     threshold = own.take("pass_threshold", is_number, "a number")
     full_kill, start_cmd = own.flag("full_kill"), own.flag("start_cmd")
-    key_inputs = own.texts("key_inputs")
-    for path in key_inputs:
+    paths = {name: own.texts(name) for name in ("key_inputs", "agent_paths")}
+    for name, path in ((name, path) for name, given in paths.items() for path in given):
         if not path.startswith("/") or ".." in path.split("/"):
-            own.problem("key_inputs", f"has {path!r}, which is not an absolute path without ..")
+            own.problem(name, f"has {path!r}, which is not an absolute path without ..")
     own.close()
     return {
         "full_kill": full_kill,
         "start_cmd": start_cmd,
-        "key_inputs": key_inputs,
+        **paths,
         "pass_threshold": 1.0 if threshold is None else float(threshold),
         "metadata": table.but("coldframe"),
     }

@@ -6,6 +6,7 @@ Taken over whatever lies there and whoever goes on writing into it; closed to ev
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ LOGS = "/logs"
 VERIFIER_LOGS = "/logs/verifier"
 PLACES = (TESTS, VERIFIER_LOGS)
 ROOT = (0, 0)
+HEADROOM_BYTES = 64 << 20
+"""That the verifier may write beside a disk which the agent has filled."""
 
 
 async def kind_of(sandbox: AsyncSandbox, path: str) -> FileKind | None:
@@ -41,6 +44,8 @@ async def clear(sandbox: AsyncSandbox, *, tests: bool) -> tuple[str, ...]:
     """
     files = sandbox.files
     removed = []
+    await sandbox.unguard()
+    await sandbox.extend_disk(HEADROOM_BYTES)
     if await kind_of(sandbox, LOGS) not in {None, FileKind.DIRECTORY}:
         await files.remove(LOGS)
         removed.append(LOGS)
@@ -75,16 +80,17 @@ async def _take_away(sandbox: AsyncSandbox, path: str) -> bool:
 
 async def withdraw(sandbox: AsyncSandbox) -> None:
     """Take back what the verifier alone has: the next agent must not find it."""
+    await sandbox.unguard()
     for path in PLACES:
         if await kind_of(sandbox, path) is not None:
             await sandbox.files.remove(path, recursive=True)
 
 
-async def hand_over(sandbox: AsyncSandbox, user: str | int | None) -> None:
+async def hand_over(sandbox: AsyncSandbox, user: str | int | None, places: Sequence[str]) -> None:
     """Give the verifier's places to its user, by the sandbox's own names of it."""
     ids = await user_ids(sandbox, user)
     if ids is None:
         raise VerifierError(f"[verifier] user {user!r} is not in the sandbox's /etc/passwd")
-    for path in PLACES:
+    for path in places:
         if await kind_of(sandbox, path) is FileKind.DIRECTORY:
             await sandbox.files.chown(path, *ids)

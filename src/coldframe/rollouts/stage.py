@@ -56,7 +56,7 @@ EMPTY = NetworkPolicy()
 
 def grading_s(spec: VerifierSpec) -> float:
     """Return the longest that all of grading may take."""
-    seconds = spec.timeout_s + sum(hook.timeout_s for hook in spec.collect) + GRADING_SLACK_S
+    seconds = 2 * spec.timeout_s + sum(hook.timeout_s for hook in spec.collect) + GRADING_SLACK_S
     if spec.environment is not None:
         seconds += BOOT_S + boot_s(spec.environment.healthcheck)
     return seconds
@@ -284,12 +284,13 @@ class Stage:
                 self.tampering,
                 key_inputs=self.attempt.task.key_inputs,
                 alone=self.last or separate,
+                agent_paths=self.attempt.task.agent_paths,
+                forgeable=not separate and await self._forgeable(),
             )
             self._verifier = verifier
             verifier.note(
                 mode="separate" if separate else "shared",
                 full_kill=self.attempt.task.full_kill,
-                forgeable=not separate and await self._forgeable(),
                 image=sandbox.info.image_digest,
                 artifacts=cargo.record(),
                 collected=tuple(self._collected),

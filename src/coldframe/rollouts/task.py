@@ -189,6 +189,9 @@ class Task:
     """Start the images' CMD too, which otherwise is not."""
     key_inputs: tuple[str, ...] = ()
     """Paths that no verifier changes: if one is changed while it runs, its verdict is void."""
+    agent_paths: tuple[str, ...] = ()
+    """Paths whose code the verifier may run, though the agent has made it, in what writes the
+    reward."""
     pass_threshold: float = 1.0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     repository_commit: str | None = None

@@ -1,10 +1,10 @@
 """Run a verifier in a sandbox and read its reward: the agent's own sandbox, or a fresh one.
 
 Order is the whole point. Only when the agent's phase has ended do the tests arrive, into a place
-that is emptied first, whatever lay there. When test.sh has ended everything else is ended too,
-before anything is read: so nobody writes while we look. Rewards are read from regular files
-only, by the file API, which follows no link out of them, and count only if they were last touched
-while test.sh ran. What the verdict rests on must be what it was before.
+that is emptied first, whatever lay there, and its logs get a guarded directory: only test.sh's own
+processes can write there, and no reward by one that has run the agent's code. When test.sh has
+ended everything else is ended too, before anything is read: so nobody writes while we look. What
+the verdict rests on must be what it was before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import (
+    CapabilityError,
+    ColdframeError,
     FileError,
+    GradingPreventedError,
     NotExecutedError,
-    PathNotFoundError,
     RewardInvalidError,
     RewardMissingError,
     VerifierDeadlineError,
@@ -28,38 +30,41 @@ from coldframe.protocol.errors import (
     WorkdirNotFoundError,
 )
 from coldframe.protocol.ids import new_operation_id
-from coldframe.protocol.models import ExecResult, FileKind, ProcessInfo, Reason
-from coldframe.rollouts import integrity, places
+from coldframe.protocol.models import (
+    ExecResult,
+    GuardReport,
+    ProcessInfo,
+    Reason,
+)
+from coldframe.rollouts import integrity, places, verdicts
 from coldframe.rollouts.integrity import Tampering
-from coldframe.rollouts.places import LOGS, ROOT, TESTS, VERIFIER_LOGS, kind_of
-from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
+from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
+from coldframe.rollouts.rewards import parse_reward
 from coldframe.rollouts.task import VerifierSpec
-from coldframe.trajectories.recorder import Recorder
+from coldframe.rollouts.users import user_ids
+from coldframe.rollouts.verdicts import TamperedError
+from coldframe.trajectories.recorder import Recorder, plain_text
 from coldframe.trajectories.verification import Verification
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
 
 T = TypeVar("T")
-VERSION = "2"
-REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-LATE_NS = 1_000_000
-"""Later than this after test.sh's end, a change is somebody else's."""
+VERSION = "3"
 LINGER_S = 0.02
 """How long survivors live on after test.sh: whoever writes in a loop does it once more, and a
 file's times are only as fine as the kernel's ticks."""
+
+
+_ROOT = frozenset((0, "0", "root"))
+HOG = 0.25
+"""The part of the sandbox's processor time from which others hold test.sh up."""
 
 
 class VerifierNotExecutedError(VerifierError):
     """test.sh could not be started; the message says why."""
 
     code = "verifier_not_executed"
-
-
-class TamperedError(VerifierError):
-    """What the verdict rests on was changed while the verifier ran; the verdict is void."""
-
-    code = "tampered"
 
 
 @dataclass
@@ -73,10 +78,18 @@ class Verifier:
     key_inputs: Sequence[str] = ()
     alone: bool = True
     """End everything in the sandbox once test.sh has ended; else what test.sh itself left."""
+    agent_paths: Sequence[str] = ()
+    """What the task says the verifier may run as code of the agent's."""
+    forgeable: bool = False
+    """Whether somebody lives on who could write the reward if it cannot be guarded."""
     killed: list[ProcessInfo] = field(default_factory=list)
     """What had to be killed to start test.sh, and what was killed when it had ended."""
     _starved: bool = False
-    """Memory ran out while something else than the verifier lived, or that took most processes."""
+    """Memory, processes or time ran out while something else than the verifier lived."""
+    _others: int = 0
+    """Processes that were not test.sh's when it ended."""
+    _operation: str = ""
+    _report: GuardReport | None = None
     _facts: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> Verification:
@@ -98,15 +111,29 @@ class Verifier:
         begun = time.monotonic()
         try:
             return await self._graded()
-        except (RewardMissingError, RewardInvalidError):
+        except (RewardMissingError, RewardInvalidError, VerifierDeadlineError) as error:
             if not self._starved:
-                raise
-            # What the agent left used up the memory or the processes that the tests need. It is
-            # dead now, and must not spare its agent the verdict.
+                raise self._attributed(error) from None
+            # What the agent left used up the memory, the processes or the time that the tests
+            # need. It is dead now, and must not spare its agent the verdict.
             self.note(again=True)
-            return await self._graded()
+            try:
+                return await self._graded()
+            except VerifierDeadlineError as late:
+                raise self._attributed(late) from None
         finally:
             self.note(duration_s=time.monotonic() - begun)
+
+    def _attributed(self, error: VerifierError) -> ColdframeError:
+        """Say whose it is that there is no verdict: who holds a test up has caused it."""
+        if not isinstance(error, VerifierDeadlineError) or self._report is None:
+            return error
+        touched = self._report.touched
+        if touched is None:
+            return error
+        return GradingPreventedError(
+            plain_text(f"{error}; it was at work on {touched}, which the agent has made")
+        )
 
     async def _graded(self) -> dict[str, float]:
         tests = await self._undisturbed(self._clear_and_bring)
@@ -128,8 +155,23 @@ class Verifier:
                 f"[verifier] timeout_sec = {self.spec.timeout_s:g}"
             )
         await self._compare(tests, before)
-        path, content = await self._read(result)
+        if self._report is not None:
+            found = verdicts.from_report(
+                self._report,
+                result,
+                self.tampering,
+                self._found,
+                alone=not self._others,
+                workdir=self.sandbox.info.workdir,
+            )
+        else:
+            found = await verdicts.from_files(self.sandbox, result, self.tampering, self._found)
+        path, content = found
+        self.note(reward_bytes=self.recorder.blob(content))
         return parse_reward(content, path)
+
+    def _found(self, path: str) -> None:
+        self.note(reward_file=path)
 
     async def _undisturbed(self, step: Callable[[], Awaitable[T]]) -> T:
         """Do something with files; if it fails, kill whoever may be in the way and do it again.
@@ -149,7 +191,25 @@ class Verifier:
         removed = await places.clear(self.sandbox, tests=bool(self.spec.tests))
         if "removed" not in self._facts:  # the second time it is ours
             self.note(removed=removed)
+        await self._guard()
         return await self._bring()
+
+    async def _guard(self) -> None:
+        """Let nobody but the next test.sh write its logs, where that can be held."""
+        self._operation, user = new_operation_id(), self._user()
+        ids = ROOT if user in _ROOT else await user_ids(self.sandbox, user)
+        try:
+            await self.sandbox.guard(
+                VERIFIER_LOGS,
+                self._operation,
+                verdicts.NAMES,
+                owner=ids or ROOT,
+                trusted=self.agent_paths,
+            )
+        except CapabilityError:
+            self.note(guarded=False, forgeable=self.forgeable)
+        else:
+            self.note(guarded=True)
 
     async def _bring(self) -> dict[str, str]:
         """Upload the tests; return path → digest of what must be found again afterwards."""
@@ -188,18 +248,21 @@ class Verifier:
         return await self._run()
 
     async def _run(self) -> ExecResult:
-        user = self.spec.user
-        if user is None and not self.spec.separate:
-            user = 0
+        user = self._user()
         self.note(user=None if user is None else str(user))
-        if user not in {0, "0", "root"}:
-            await places.hand_over(self.sandbox, user)
+        if user not in _ROOT:
+            guarded = bool(self._facts.get("guarded"))
+            await places.hand_over(self.sandbox, user, (TESTS,) if guarded else places.PLACES)
         try:
             return await self._exec(user, None)
         except WorkdirNotFoundError:
             # The agent removed its working directory; that must not spare it the verdict.
             self.note(cwd="/")
+        await self._clear_and_bring()
         return await self._exec(user, "/")
+
+    def _user(self) -> str | int | None:
+        return 0 if self.spec.user is None and not self.spec.separate else self.spec.user
 
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")
@@ -214,7 +277,7 @@ class Verifier:
                 env=dict(self.spec.env),
                 deadline_s=self.spec.timeout_s,
                 window_bytes=OUTPUT_WINDOW_BYTES,
-                operation_id=new_operation_id(),
+                operation_id=self._operation,
             )
         except WorkdirNotFoundError:
             if cwd is None:
@@ -227,61 +290,31 @@ class Verifier:
 
     async def _end(self, result: ExecResult) -> None:
         """Leave nobody who could write while the reward and the digests are read."""
-        others = await self.sandbox.processes()
-        crowded = len(others) > self.sandbox.info.spec.pids // 2
-        self._starved = bool(others) and (crowded or bool(result.resources.oom_kills))
-        if others:
+        left = await self.sandbox.processes()
+        self._others = sum(one.operation_id != result.operation_id for one in left)
+        self._report = None
+        if self._facts.get("guarded"):
+            self._report = await self.sandbox.guard_report()
+        elif left:
             await asyncio.sleep(LINGER_S)
+        self._starved = bool(left) and self._starving(result)
         if self.alone or self._starved:
             self.killed += await self.sandbox.kill_processes()
         else:
             self.killed += await self.sandbox.kill_processes(result.operation_id)
 
-    async def _read(self, result: ExecResult) -> tuple[str, bytes]:
-        for path in (LOGS, VERIFIER_LOGS):
-            kind = await kind_of(self.sandbox, path)
-            if kind not in {None, FileKind.DIRECTORY}:
-                raise RewardInvalidError(f"{path}: a {kind}, not a directory")
-        for path in REWARD_FILES:
-            try:
-                stat = await self.sandbox.files.stat(path, follow=False)
-            except PathNotFoundError:
-                continue
-            self.note(reward_file=path)
-            if stat.kind is not FileKind.FILE:
-                raise RewardInvalidError(f"{path}: a {stat.kind}, not a regular file")
-            if stat.nlink != 1:
-                raise RewardInvalidError(f"{path}: has {stat.nlink} names, so others may write it")
-            self._in_time(path, stat.ctime_ns, result)
-            content = await self._content(path)
-            self.note(reward_bytes=self.recorder.blob(content))
-            return path, content
-        code = (
-            f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
-        )
-        raise RewardMissingError(
-            f"test.sh ended ({result.reason}, {code}) and wrote neither reward.json nor reward.txt "
-            f"in {VERIFIER_LOGS}"
-        )
-
-    def _in_time(self, path: str, changed_ns: int, result: ExecResult) -> None:
-        """Refuse a reward that was touched after test.sh ended: it is somebody else's.
-
-        Raises:
-            TamperedError: it was.
-        """
-        ended_ns = int(result.ended_at * 1e9)
-        if changed_ns > ended_ns + LATE_NS:
-            late = f"{(changed_ns - ended_ns) / 1e6:.1f} ms after test.sh ended"
-            self.tampering.found("reward_late", path, "written by test.sh", late, voided=True)
-            raise TamperedError(f"{path}: written {late}, by another")
-
-    async def _content(self, path: str) -> bytes:
-        """Return the file's bytes, at most one more than are accepted."""
-        try:
-            return await self.sandbox.files.read(path, length=MAX_REWARD_BYTES + 1)
-        except FileError as error:
-            raise RewardInvalidError(f"{path}: cannot be read: {error}") from error
+    def _starving(self, result: ExecResult) -> bool:
+        """Whether test.sh lacked what others than itself took."""
+        spec, used = self.sandbox.info.spec, result.resources
+        if used.oom_kills or self._others > spec.pids // 2:
+            return True
+        if self._report is None:
+            return False
+        if self._report.forks_refused or self._report.lost:
+            return True
+        theirs = self._report.cpu_s - (used.cpu_user_s or 0.0) - (used.cpu_system_s or 0.0)
+        lasted = result.ended_at - result.started_at
+        return result.reason is Reason.DEADLINE and theirs > HOG * spec.cpu * lasted
 
     async def _compare(self, tests: Mapping[str, str], inputs: Mapping[str, str]) -> None:
         """Void the verdict if the tests or a key input are not what they were.

@@ -19,6 +19,8 @@ from coldframe.protocol.models import (
     ExecResult,
     FileEntry,
     FileStat,
+    GuardReport,
+    GuardRequest,
     OutputChunk,
     ProcessInfo,
     SandboxSpec,
@@ -203,6 +205,25 @@ class SandboxHandle(Protocol):
 
     def egress_events(self, cursor: int, limit: int) -> EgressEvents:
         """Return at most `limit` decisions about the network, from a cursor on (0: the first)."""
+
+    async def extend_disk(self, extra_bytes: int) -> None:
+        """Let it hold so much more than its disk limit says; without a limit nothing changes."""
+
+    async def guard(self, request: GuardRequest) -> None:
+        """Mount an empty directory that one command alone may write, until `unguard`.
+
+        Raises CapabilityError without the capability `guards`, ConflictError if one is guarded,
+        FileError (the path), SandboxGoneError.
+        """
+
+    async def guard_report(self) -> GuardReport:
+        """End all writing in the guarded directory, and tell what is in it.
+
+        Raises ConflictError if none is guarded.
+        """
+
+    async def unguard(self) -> None:
+        """Take the guarded directory away; that none is guarded is fine."""
 
     async def export_upper(self, target: Path) -> None:
         """Kill what runs, then copy what was written, in layer form, into the empty `target`."""

@@ -18,6 +18,7 @@ from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     ArgumentsTooLongError,
     CapabilityError,
+    ConflictError,
     CreateError,
     InvalidRequestError,
     NotExecutedError,
@@ -32,6 +33,8 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import (
     Argument,
     ExecRequest,
+    GuardReport,
+    GuardRequest,
     ProcessInfo,
     Reason,
     SandboxSpec,
@@ -290,6 +293,22 @@ class FakeSandbox:
         """See `SandboxHandle.egress_events`: nothing is decided here."""
         del limit
         return EgressEvents(events=(), next_cursor=max(cursor, 0))
+
+    # --- guards -----------------------------------------------------------------------
+
+    async def extend_disk(self, extra_bytes: int) -> None:
+        """See `SandboxHandle.extend_disk`: it has no limit."""
+
+    async def guard(self, request: GuardRequest) -> None:
+        """See `SandboxHandle.guard`: its commands are the host's, and nobody watches them."""
+        raise CapabilityError(f"the fake runtime cannot guard {request.path!r}")
+
+    async def guard_report(self) -> GuardReport:
+        """See `SandboxHandle.guard_report`."""
+        raise ConflictError(f"no directory of sandbox {self.id!r} is guarded")
+
+    async def unguard(self) -> None:
+        """See `SandboxHandle.unguard`."""
 
     # --- ending -----------------------------------------------------------------------
 

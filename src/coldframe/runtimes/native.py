@@ -47,7 +47,9 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import Capabilities, SandboxSpec
+from coldframe.runtimes import native_guard
 from coldframe.runtimes.native_egress import NativeEgress, NodeNetwork
+from coldframe.runtimes.native_guard import MOST_AT_ONCE
 from coldframe.runtimes.native_request import Planner, create_error
 from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
 
@@ -98,6 +100,8 @@ class NativeRuntime:
         self._pools, self._pool_bytes = pools or self._home / "pools", pool_bytes
         self._network = NodeNetwork(resolve)
         self._no_egress: str | None = None
+        self._no_guards: str | None = None
+        self._guards = asyncio.Semaphore(MOST_AT_ONCE)
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._making: set[asyncio.Future[Any]] = set()
         self._refilling = False
@@ -204,6 +208,7 @@ class NativeRuntime:
         if not self._layers.is_dir():
             raise CapabilityError(f"{self._layers} is no directory: there is no image store")
         self._no_egress = steering.refusal()
+        self._no_guards = native_guard.refusal()
         undo.callback(self._network.close)
         self._cgroups: NodeCgroups = make_node_cgroups(self._node_id)
         undo.callback(self._cgroups.remove)
@@ -283,6 +288,7 @@ class NativeRuntime:
             ports=True,
             users=True,
             egress=self._no_egress is None,
+            guards=self._no_guards is None,
             storage=self._storage.name,
             details={
                 "storage_fallback": self._storage.fallback_from,
@@ -465,6 +471,8 @@ class NativeRuntime:
             self._storage,
             egress,
             layers,
+            self._cgroups.paths,
+            self._guards,
             self._blanks.command_ended,
         )
 

@@ -77,6 +77,11 @@ class NativeExec:
         return None if self._started is None else self._started.pid
 
     @property
+    def started(self) -> Started | None:
+        """Its first process; told for what `pid` is told for, and for what is guarded."""
+        return self._started
+
+    @property
     def running(self) -> bool:
         """Whether its end is not known yet."""
         return not self.execution.ended.done()

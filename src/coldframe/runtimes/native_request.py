@@ -58,6 +58,7 @@ class Plan:
         stdin: int | None = None,
         extra: tuple[tuple[int, int], ...] = (),
         want_started: bool = False,
+        out_of_reach: bool = False,
     ) -> ExecSpec:
         """What the spawner is asked for."""
         request, user = self.request, self.user
@@ -79,6 +80,7 @@ class Plan:
             stdin=stdin,
             extra=extra,
             want_started=want_started,
+            out_of_reach=out_of_reach,
         )
 
 

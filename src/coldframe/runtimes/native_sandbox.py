@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,20 @@ from coldframe.protocol.errors import (
     SandboxGoneError,
     SpawnerLostError,
 )
-from coldframe.protocol.models import ExecRequest, ProcessInfo, SandboxSpec, SignalScope
+from coldframe.protocol.models import (
+    ExecRequest,
+    GuardReport,
+    GuardRequest,
+    ProcessInfo,
+    SandboxSpec,
+    SignalScope,
+)
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.native_changes import digest_changes
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
+from coldframe.runtimes.native_guard import NativeGuard
 from coldframe.runtimes.native_request import Plan, Planner, exec_error, question_error
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -57,6 +65,10 @@ class Parts:
     egress: NativeEgress
     layers: tuple[Path, ...]
     """Trees of the image, top first."""
+    cgroups: Mapping[str, Path]
+    """The node's directory in each hierarchy."""
+    guards: asyncio.Semaphore
+    """How many directories of the node may be guarded at once."""
     command_ended: Callable[[], None]
     """Told of each command's end."""
 
@@ -74,6 +86,8 @@ class NativeSandbox:
         self.parts = parts
         self._id = parts.created.sandbox_id
         self._no_new_privileges = spec.no_new_privileges
+        self._guard = NativeGuard(parts)
+        self._disk_bytes = spec.disk_bytes
         self._end = end
         self._execs: dict[int, NativeExec] = {}
         self._ending: asyncio.Task[None] | None = None
@@ -115,16 +129,23 @@ class NativeSandbox:
             pipes.close_theirs()
         self._execs[running.execution.exec_id] = running
         await running.begin()
+        if operation_id == self._guard.operation_id and running.started is not None:
+            self._guard.admit(running.started)
         return running
 
     def _launch(self, plan: Plan, operation_id: str, pipes: CommandPipes) -> NativeExec:
         request = plan.request
+        guarded = operation_id == self._guard.operation_id
         spec = plan.spec(
             self._id,
             no_new_privs=self._no_new_privileges,
             stdin=pipes.stdin,
             extra=pipes.extra,
-            want_started=request.pty is not None or request.stdin_open or request.status_pipe,
+            want_started=request.pty is not None
+            or request.stdin_open
+            or request.status_pipe
+            or guarded,
+            out_of_reach=guarded,
         )
         try:
             execution = self.parts.spawner.exec(spec)
@@ -246,6 +267,29 @@ class NativeSandbox:
         """See `SandboxHandle.egress_events`."""
         return self.parts.egress.events(cursor, limit)
 
+    # --- guards -----------------------------------------------------------------------
+
+    async def extend_disk(self, extra_bytes: int) -> None:
+        """See `SandboxHandle.extend_disk`."""
+        self._require_alive()
+        if self._disk_bytes is not None:
+            wide = self._disk_bytes + extra_bytes
+            await run_to_its_end(self.parts.storage.widen, self._id, wide)
+
+    async def guard(self, request: GuardRequest) -> None:
+        """See `SandboxHandle.guard`."""
+        others = [found.host_pid for found in await self._list()]
+        await self._guard.begin(request, others)
+
+    async def guard_report(self) -> GuardReport:
+        """See `SandboxHandle.guard_report`."""
+        self._require_alive()
+        return await self._guard.report()
+
+    async def unguard(self) -> None:
+        """See `SandboxHandle.unguard`."""
+        await self._guard.end(unmount=True)
+
     # --- ending -----------------------------------------------------------------------
 
     async def export_upper(self, target: Path) -> None:
@@ -280,9 +324,13 @@ class NativeSandbox:
     async def destroy(self) -> None:
         """See `SandboxHandle.destroy`."""
         if self._ending is None:
-            self._ending = asyncio.ensure_future(self._end(self))
+            self._ending = asyncio.ensure_future(self._destroy())
         await asyncio.shield(self._ending)
         self._execs.clear()
+
+    async def _destroy(self) -> None:
+        await self._guard.end(unmount=False)
+        await self._end(self)
 
     @property
     def ended(self) -> bool:

@@ -26,6 +26,7 @@ from coldframe.runtimes import (
     self_check_control,
     self_check_exec,
     self_check_files,
+    self_check_guards,
     self_check_life,
     self_check_network,
 )
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     *self_check_files.check.table,
     *self_check_life.check.table,
     *self_check_network.check.table,
+    *self_check_guards.check.table,
 )
 """Every promise, in the order in which they are checked."""
 
@@ -105,7 +107,7 @@ def missing(check: Check, capabilities: Capabilities, *, can_end: bool) -> list[
     """What a check needs that the runtime does not state."""
     stated = {
         name
-        for name in ("isolation", "pty", "ports", "users", "egress")
+        for name in ("isolation", "pty", "ports", "users", "egress", "guards")
         if getattr(capabilities, name)
     }
     stated |= capabilities.limits

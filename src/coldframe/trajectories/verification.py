@@ -64,10 +64,14 @@ class Verification(Model):
     """Digest of the image of the sandbox that graded."""
     full_kill: bool = False
     forgeable: bool = False
-    """Something that a root agent left running lived while the tests ran: it could have written
-    the reward, and only a write after test.sh had ended is found out."""
+    """The reward could not be guarded, and something that a root agent left running lived while the
+    tests ran: it could have written it, and only a write after test.sh had ended is found out."""
+    guarded: bool = False
+    """Nobody but test.sh's own processes, and none that had run the agent's code, could write the
+    reward."""
     again: bool = False
-    """Graded twice: memory ran out beside what the agent had left running; that was killed."""
+    """Graded twice: memory, processes or time ran out beside what the agent had left running; that
+    was killed."""
     removed: tuple[str, ...] = ()
     """Paths that lay where the verifier's files belong, and were removed."""
     user: str | None = None

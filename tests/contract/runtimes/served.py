@@ -9,8 +9,11 @@ from coldframe.client._link import NodeLink
 from coldframe.images.base import Image
 from coldframe.protocol.models import (
     Capabilities,
+    DiskExtension,
     ExecRequest,
     ExecResult,
+    GuardReport,
+    GuardRequest,
     OutputChunk,
     ProcessInfo,
     SandboxSpec,
@@ -98,6 +101,19 @@ class ServedSandbox:
     async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
         inner = None if operation_id is None else self._own(operation_id)
         return self._theirs(await self._link.kill_processes(self.id, inner))
+
+    async def extend_disk(self, extra_bytes: int) -> None:
+        await self._link.extend_disk(self.id, DiskExtension(extra_bytes=extra_bytes))
+
+    async def guard(self, request: GuardRequest) -> None:
+        own = self._own(request.operation_id)
+        await self._link.guard(self.id, request.model_copy(update={"operation_id": own}))
+
+    async def guard_report(self) -> GuardReport:
+        return await self._link.guard_report(self.id)
+
+    async def unguard(self) -> None:
+        await self._link.unguard(self.id)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         await self._link.set_network(self.id, policy)

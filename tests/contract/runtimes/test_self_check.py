@@ -66,8 +66,9 @@ async def test_native_runtime_keeps_every_promise_on_busybox(
 NOT_ON_NATIVE = {
     "unenforceable_disk_limit_is_refused",
     "policy_that_cannot_be_enforced_is_refused",
+    "directory_that_cannot_be_guarded_is_refused",
 }
-"""It enforces both."""
+"""It enforces them."""
 
 
 def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
@@ -89,6 +90,8 @@ def test_self_check_skips_of_fake_are_by_stated_capability_only() -> None:
         "metadata_is_refused_whatever_is_public",
         "policy_can_be_set_changed_and_taken_away",
         "events_are_followed_by_a_cursor",
+        "guarded_directory_is_written_by_its_command_alone",
+        "code_that_was_there_before_may_not_write_the_named_files",
     }
 
 

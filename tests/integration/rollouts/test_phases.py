@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
 from coldframe.client import AsyncSandboxClient
+from coldframe.host import fanotify
 from coldframe.rollouts import phases
 from coldframe.trajectories.phases import PhaseRecord
 from coldframe.trajectories.schema import Trajectory
@@ -169,10 +171,15 @@ async def test_policy_of_a_phase_that_cannot_be_enforced_fails_by_name(
     assert trajectory.failure.phase == "verify"
 
 
+def no_fanotify() -> None:
+    raise OSError(errno.ENOSYS, "no such call")
+
+
 async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_verdict(
     run_attempt: RunAttempt,
     tagged: Tagged,  # noqa: F811
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A service of the image's is no survivor of the agent's; one of the agent's is."""
     image = tagged(("sh", "-c", "exec sleep 5000"))
@@ -180,6 +187,7 @@ async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_v
     toml += "[environment.healthcheck]\n"
     toml += 'command = "pgrep -x sleep"\ninterval_sec = 0.1\n'
     test = f"#!/bin/sh\npgrep -f 'sleep 5000' && echo 1 > {REWARD}\n"
+    monkeypatch.setattr(fanotify, "Listener", no_fanotify)
     own = await run_attempt(write_task(tmp_path, "own", toml=toml, tests__test_sh=test))
     left = "#!/bin/sh\nsleep 6000 > /dev/null 2>&1 &\n"
     more = await run_attempt(
@@ -189,6 +197,7 @@ async def test_entry_point_lives_through_every_phase_and_casts_no_doubt_on_the_v
     assert (own.rewards, more.rewards) == ({"reward": 1.0}, {"reward": 1.0}), own.failure
     assert own.verification and more.verification
     assert (own.verification.forgeable, more.verification.forgeable) == (False, True)
+    assert not (own.verification.guarded or more.verification.guarded)
 
 
 async def test_what_an_agent_left_gets_no_wider_network_while_the_next_step_is_set_up(
@@ -229,9 +238,15 @@ async def test_what_an_agent_left_gets_no_wider_network_while_the_next_step_is_s
     [("nobody", "nobody", True), ("nobody", "65534", True), ("nobody", "daemon", False)],
 )
 async def test_survivor_of_the_verifiers_own_user_casts_doubt_on_the_verdict(
-    run_attempt: RunAttempt, tmp_path: Path, agent: str, verifier: str, forgeable: bool
+    run_attempt: RunAttempt,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    agent: str,
+    verifier: str,
+    forgeable: bool,
 ) -> None:
-    """Whoever is the verifier's user may write its reward, root or not."""
+    """Where nothing can be guarded, the verifier's user may write its reward, root or not."""
+    monkeypatch.setattr(fanotify, "Listener", no_fanotify)
     one = await run_attempt(
         write_task(
             tmp_path,

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from coldframe.client import AsyncSandbox, AsyncSandboxClient
+from coldframe.host import guard
 from coldframe.protocol.errors import (
     NotExecutedError,
     RewardInvalidError,
@@ -19,7 +20,8 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import ProcessInfo
 from coldframe.rollouts.load import load_task
 from coldframe.rollouts.phases import kill_what_must_not_live_on
-from coldframe.rollouts.verifier import TamperedError, Verifier, VerifierNotExecutedError
+from coldframe.rollouts.verdicts import RewardUnvouchedError, TamperedError
+from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.store import BlobStore
@@ -100,12 +102,12 @@ CASES = {
     "linked directory": (
         "rm -r /logs/verifier; mkdir /tmp/v; echo 1 > /tmp/v/reward.txt; "
         "ln -s /tmp/v /logs/verifier",
-        RewardInvalidError,
+        RewardMissingError,
     ),
     "linked logs": (
         "mkdir -p /tmp/l/verifier; echo 1 > /tmp/l/verifier/reward.txt; rm -r /logs; "
         "ln -s /tmp/l /logs",
-        RewardInvalidError,
+        RewardMissingError,
     ),
 }  # fmt: skip
 
@@ -379,16 +381,26 @@ async def test_verdict_stands_when_the_verifier_only_leaves_caches(
 
 async def test_reward_under_two_names_is_refused(grade: Grade) -> None:
     """Whoever holds the other name may write it."""
-    error, _ = await grade(f"echo 1 > /tmp/r; ln /tmp/r {TEXT}")
+    error, _ = await grade(f"echo 1 > {TEXT}.r; ln {TEXT}.r {TEXT}")
 
     assert isinstance(error, RewardInvalidError)
 
 
-async def test_reward_that_test_sh_left_somebody_to_write_is_void(grade: Grade) -> None:
-    """Only what is there when test.sh ends is its verdict; the rest is somebody's guess."""
-    error, verifier = await grade(
+async def test_whoever_test_sh_leaves_behind_cannot_write_the_reward(grade: Grade) -> None:
+    """What runs on without test.sh may be the agent's, and test.sh has said its word."""
+    verdict, verifier = await grade(
         f"echo 0 > {TEXT}; (while :; do echo 1 > {TEXT}; done > /dev/null 2>&1 &) ; sleep 0.1"
     )
 
-    assert isinstance(error, TamperedError)
-    assert [one.what for one in verifier.tampering.events] == ["reward_late"]
+    assert verdict == {"reward": 0.0}
+    assert [one.what for one in verifier.tampering.events] == ["reward_refused"]
+
+
+async def test_reward_counts_for_nothing_where_more_was_opened_than_could_be_judged(
+    grade: Grade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever floods the node with files must not get past it."""
+    monkeypatch.setattr(guard, "MOST_WAITING", -1)
+    error, _ = await grade(f"echo 1 > {TEXT}")
+
+    assert isinstance(error, RewardUnvouchedError)

@@ -164,27 +164,33 @@ KEPT_OUT = {
     "working directory removed": Plant("cd /; rm -rf /work", naive="0"),
 }
 
-FOUND_OUT = {
-    "loop of a root survivor": Plant(
-        LOOP.format(write=f"echo 1 > {TEXT}"), test=SLOW, rewards=None
+
+ROOT_SURVIVORS = {
+    "loop of a root survivor": Plant(LOOP.format(write=f"echo 1 > {TEXT}"), test=SLOW),
+    "json loop of a root survivor": Plant(LOOP.format(write=f"echo 1 > {JSON}"), test=SLOW),
+    "sleeper that wakes while the tests run": Plant(
+        f"(sleep 0.25; echo 1 > {JSON}) > /dev/null 2>&1 &", test=f"{ZERO}; sleep 0.7"
     ),
-    "json loop of a root survivor": Plant(
-        LOOP.format(write=f"echo 1 > {JSON}"), test=SLOW, rewards=None
+    "way through the tests' own root": Plant(
+        LOOP.format(write=f"for p in /proc/[0-9]*; do echo 1 > $p/root{JSON}; done"), test=SLOW
+    ),
+    "descriptors of the tests": Plant(
+        LOOP.format(
+            write="for f in /proc/[0-9]*/fd/[0-9]*; do "
+            f'case "$(readlink $f)" in {DIR}/*) echo 1 > $f;; esac; done'
+        ),
+        test=f"exec 3> {TEXT}; {ZERO}; sleep 0.5",
     ),
 }
+"""What root leaves running, and reaches for the reward: refused by name, and told."""
 
 REPLACED = "printf '#!/bin/sh\\necho 1 > " + JSON + '\\nexec /usr/bin/{real} "$@"\\n\''
-ONLY_SEPARATE = {
-    "replaced interpreter": Plant(
-        f"cp /usr/bin/dash /usr/bin/dash.real; {REPLACED.format(real='dash.real')} > /tmp/d; "
-        "sed -i '1s,.*,#!/usr/bin/dash.real,' /tmp/d; chmod 755 /tmp/d; mv /tmp/d /usr/bin/dash"
-    ),
+CHILD = f"sh -c 'echo 1 > {JSON}'"
+LED = {
     "program before it on the PATH": Plant(
         f"{REPLACED.format(real='env')} > /usr/local/bin/env; chmod 755 /usr/local/bin/env",
         test=f"env > /dev/null; {ZERO}",
     ),
-    "library in ld.so.preload": Plant("cp /solution/plant.so /usr/lib/plant.so; "
-        "echo /usr/lib/plant.so > /etc/ld.so.preload"),
     "module of the user's site": Plant(
         "d=$(python3 -m site --user-site); mkdir -p $d; "
         f"echo \"import os; os.path.isdir('{DIR}') and open('{JSON}', 'w').write('1')\" > $d/x.pth",
@@ -196,13 +202,92 @@ ONLY_SEPARATE = {
         test=f"cd /work && python3 -c 'import importlib; importlib.import_module(\"conftest\")'; "
         f"{ZERO}",
     ),
-    "sleeper that wakes while the tests run": Plant(
-        f"(sleep 0.25; echo 1 > {JSON}) > /dev/null 2>&1 &", test=f"{ZERO}; sleep 0.7"
+    "module that has another process write": Plant(
+        f'echo "import os; os.system(\\"{CHILD}\\")" > /work/mine.py',
+        test=f"cd /work; python3 -c 'import mine'; {ZERO}",
     ),
-}  # fmt: skip
+    "module whose orphan writes": Plant(
+        f"echo \"import os; os.fork() or (os.fork() or (open('{JSON}', 'w').write('1')), "
+        'os._exit(0))" > /work/mine.py',
+        test=f"cd /work; python3 -c 'import mine'; sleep 0.2; {ZERO}",
+    ),
+    "script of the agent's": Plant(
+        f"echo 'echo 1 > {JSON}' > /work/run.sh", test=f"sh /work/run.sh; {ZERO}"
+    ),
+    "script without a name that tells": Plant(
+        f"echo 'echo 1 > {JSON}' > /work/run", test=f"sh /work/run; {ZERO}"
+    ),
+    "script that the tests copy first": Plant(
+        f"echo 'echo 1 > {JSON}' > /work/run",
+        test=f"cp /work/run /tmp/copied; sh /tmp/copied; {ZERO}",
+    ),
+    "commands for a program that runs them": Plant(
+        f'echo "1e {CHILD}" > /work/commands; echo > /work/empty',
+        test=f"sed -f /work/commands /work/empty; {ZERO}",
+    ),
+    "program in shared memory": Plant(
+        f"printf '#!/bin/sh\\necho 1 > {JSON}\\n' > /dev/shm/run; chmod 755 /dev/shm/run",
+        test=f"sh /dev/shm/run; {ZERO}",
+    ),
+    "program that a survivor makes while the tests run": Plant(
+        f"(sleep 0.3; echo 'echo 1 > {JSON}' > /work/run) > /dev/null 2>&1 &",
+        test=f"sleep 0.6; sh /work/run; {ZERO}",
+    ),
+    "file that is moved to the reward": Plant(
+        f"echo 'echo 1 > {DIR}/mine; mv {DIR}/mine {JSON}' > /work/run",
+        test=f"sh /work/run; {ZERO}",
+    ),
+    "Python script": Plant(
+        f"echo \"open('{JSON}', 'w').write('1')\" > /work/run.py",
+        test=f"python3 /work/run.py; {ZERO}",
+    ),
+    "Python script from stdin": Plant(
+        f"echo \"open('{JSON}', 'w').write('1')\" > /work/run.py",
+        test=f"python3 < /work/run.py; {ZERO}",
+    ),
+    "module that cannot be kept compiled": Plant(
+        f"echo \"open('{JSON}', 'w').write('1')\" > /work/mine.py; touch /work/__pycache__",
+        test=f"cd /work; python3 -c 'import mine'; {ZERO}",
+    ),
+    "module of a Python that keeps nothing": Plant(
+        f"echo \"open('{JSON}', 'w').write('1')\" > /work/mine.py",
+        test=f"cd /work; python3 -sB -c 'import mine'; {ZERO}",
+    ),
+    "module that was compiled before": Plant(
+        f"cd /work; echo 'import os' > mine.py; python3 -c 'import mine'; "
+        f"echo \"open('{JSON}', 'w').write('1')\" > mine.py; python3 -m compileall -q -b mine.py; "
+        "rm mine.py",
+        test=f"cd /work; rm -f {JSON}; python3 -c 'import mine'; {ZERO}",
+    ),
+    "archive that unpacks onto the reward": Plant(
+        f"mkdir -p /tmp/x{DIR}; echo 1 > /tmp/x{JSON}; tar -cf /work/a.tar -C /tmp/x logs",
+        test=f"tar -xf /work/a.tar -C /; {ZERO}",
+    ),
+    "directory in place of the reward": Plant(
+        f"echo 'mkdir {JSON}' > /work/run", naive="0", test=f"sh /work/run; {ZERO}"
+    ),
+}
+"""What the tests run of the agent's, beside the process that writes the reward."""
+
+PREVENTED = {
+    "replaced interpreter": Plant(
+        f"cp /usr/bin/dash /usr/bin/dash.real; {REPLACED.format(real='dash.real')} > /tmp/d; "
+        "sed -i '1s,.*,#!/usr/bin/dash.real,' /tmp/d; chmod 755 /tmp/d; mv /tmp/d /usr/bin/dash",
+        rewards=None,
+    ),
+    "library in ld.so.preload": Plant(
+        "cp /solution/plant.so /usr/lib/plant.so; echo /usr/lib/plant.so > /etc/ld.so.preload",
+        rewards=None,
+    ),
+    "reward that is taken away": Plant(
+        f"echo '(sleep 0.2; echo 1 > {DIR}/mine; mv {DIR}/mine {TEXT}) &' > /work/run",
+        test=f"sh /work/run; {ZERO}; sleep 0.5",
+        rewards=None,
+    ),
+}
+"""What leaves no clean verdict: no reward, and booked on the agent."""
 TOLD_BY = {
     "replaced interpreter": "/bin/sh",
-    "program before it on the PATH": "/usr/local/bin/env",
     "library in ld.so.preload": "/etc/ld.so.preload",
 }
 
@@ -313,7 +398,7 @@ async def test_planted_reward_does_not_count(
         assert trajectory.failure and trajectory.failure.code == "reward_missing"
 
 
-@plants(FOUND_OUT)
+@plants(ROOT_SURVIVORS)
 async def test_reward_of_a_root_survivor_never_counts_and_is_told(
     plant: Plant,
     native_async_client: AsyncSandboxClient,
@@ -321,31 +406,43 @@ async def test_reward_of_a_root_survivor_never_counts_and_is_told(
     base: str,
     tmp_path: Path,
 ) -> None:
-    """It cannot be kept out of a sandbox in which it is root; a late write gives it away.
-
-    Or it gets into our way before the tests run, and is killed then.
-    """
+    """It is root where the tests run; the directory lets nobody in whom test.sh did not start."""
     directory = written(tmp_path, plant)
     control = await naive(native_async_client, load_task(directory), base)
     shared = await run_attempt(directory)
-    killed = await run_attempt(written(tmp_path, plant, full_kill=True))
     separate = await run_attempt(written(tmp_path, plant, "separate"))
 
     assert control == "1"
-    assert verdict(shared) in {None, 0.0}
-    if shared.rewards is None:
-        assert shared.failure and shared.failure.code == "tampered"
-        assert {one.what for one in shared.tamper if one.voided} == {"reward_late"}
-    else:
-        # A shell that runs a script is named after it until it runs something else.
-        assert {"sh", "solve.sh"} & {one.name for one in shared.phases[-1].killed}
-    assert shared.verification and shared.verification.forgeable
-    assert (verdict(killed), verdict(separate)) == (0.0, 0.0)
-    assert not (killed.tamper or separate.tamper)
+    assert (verdict(shared), verdict(separate)) == (0.0, 0.0), shared.failure
+    # The processes of the tests are out of its reach, so there it is not even refused.
+    told = set() if "/fd/" in plant.script else {"reward_refused"}
+    assert {one.what for one in shared.tamper} == told
+    assert not any(one.voided for one in shared.tamper)
+    assert shared.verification
+    assert (shared.verification.guarded, shared.verification.forgeable) == (True, False)
+    assert separate.tamper == ()
 
 
-@plants(ONLY_SEPARATE)
-async def test_reward_that_only_a_separate_verifier_keeps_out(
+@plants(LED)
+async def test_reward_by_what_the_tests_run_of_the_agents_never_counts(
+    plant: Plant,
+    native_async_client: AsyncSandboxClient,
+    run_attempt: RunAttempt,  # noqa: F811
+    base: str,
+    tmp_path: Path,
+) -> None:
+    """Tests are there to run what the agent made; what it says of itself is no verdict."""
+    directory = written(tmp_path, plant)
+    control = await naive(native_async_client, load_task(directory), base, plant.naive)
+    shared = await run_attempt(directory)
+    separate = await run_attempt(written(tmp_path, plant, "separate"))
+
+    assert control == plant.naive
+    assert (verdict(shared), verdict(separate)) == (0.0, 0.0), shared.failure
+
+
+@plants(PREVENTED)
+async def test_reward_by_replaced_programs_never_counts_and_is_the_agents_failure(
     plant: Plant,
     request: pytest.FixtureRequest,
     native_async_client: AsyncSandboxClient,
@@ -353,24 +450,57 @@ async def test_reward_that_only_a_separate_verifier_keeps_out(
     base: str,
     tmp_path: Path,
 ) -> None:
-    """Shared grading runs by what the agent left; it says so where it can tell."""
+    """It must neither pass nor count as the verifier's fault, which nobody learns from."""
     directory = written(tmp_path, plant)
     control = await naive(native_async_client, load_task(directory), base)
     shared = await run_attempt(directory)
     separate = await run_attempt(written(tmp_path, plant, "separate"))
 
     assert control == "1"
+    assert shared.rewards is None
+    assert shared.failure
+    assert (shared.failure.side, shared.failure.code) == ("policy", "grading_prevented")
     assert verdict(separate) == 0.0, separate.failure
-    assert separate.tamper == ()
-    assert verdict(shared) in {1.0, None}
-    case = request.node.callspec.id
-    if case in TOLD_BY:
-        told = [one.path for one in shared.tamper if one.what == "program_changed"]
-        assert TOLD_BY[case] in told
-    if "sleeper" in case:
-        killed = await run_attempt(written(tmp_path, plant, full_kill=True))
-        assert shared.verification and shared.verification.forgeable
-        assert verdict(killed) == 0.0
+    told = {one.path for one in shared.tamper if one.what == "program_changed"}
+    assert TOLD_BY.get(request.node.callspec.id) in told | {None}
+
+
+READS = "import sys; open('{to}', 'w').write(str(int('right' in open('/work/answer.py').read())))"
+IMPORTS = "import sys; sys.path.insert(0, '/work'); import answer; open('{to}', 'w').write('1')"
+
+
+async def graded_by(
+    run_attempt: RunAttempt,  # noqa: F811
+    root: Path,
+    grader: str,
+    extra: str = "",
+) -> Trajectory:
+    plant = Plant("echo '# right' > /work/answer.py", test="exec python3 -I /tests/grade.py")
+    directory = written(root, plant)
+    (directory / "tests" / "grade.py").write_text(grader.format(to=JSON))
+    with (directory / "task.toml").open("a") as file:
+        file.write(extra)
+    return await run_attempt(directory)
+
+
+async def test_grader_may_read_the_agents_sources_but_not_run_them_where_it_writes(
+    run_attempt: RunAttempt,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """To look at work is not to be led by it; a task may take the risk, and says so."""
+    reads = await graded_by(run_attempt, tmp_path / "reads", READS)
+    imports = await graded_by(run_attempt, tmp_path / "imports", IMPORTS)
+    declared = await graded_by(
+        run_attempt, tmp_path / "declared", IMPORTS, 'agent_paths = ["/work"]\n'
+    )
+
+    assert verdict(reads) == 1.0, reads.failure
+    assert imports.rewards is None
+    assert imports.failure
+    assert (imports.failure.side, imports.failure.code) == ("verifier", "reward_unvouched")
+    assert "/work/answer.py" in imports.failure.message
+    assert "agent_paths" in imports.failure.message
+    assert verdict(declared) == 1.0, declared.failure
 
 
 async def test_mount_over_the_verifiers_directory_is_refused(
@@ -398,9 +528,6 @@ async def test_root_survivor_that_keeps_undoing_what_we_make_is_killed_or_told(
     plant = Plant("for i in 1 2 3; do (" + loop + " > /dev/null 2>&1 &); done; sleep 0.1")
     trajectory = await run_attempt(written(tmp_path, plant))
 
+    assert trajectory.rewards in ({"reward": 0.0}, None)
     if trajectory.rewards is None:
         assert trajectory.failure and trajectory.failure.code == "tampered"
-        assert [one for one in trajectory.tamper if one.voided]
-    else:
-        assert trajectory.rewards == {"reward": 0.0}
-        assert trajectory.phases[-1].killed

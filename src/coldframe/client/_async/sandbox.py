@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -13,12 +13,15 @@ from coldframe.client._async.session import AsyncSession
 from coldframe.client._core import Streaming
 from coldframe.client._inside import SandboxCore
 from coldframe.client._patching import Patched, apply_patch
-from coldframe.client._requests import Command, Env, ExecOptions, exec_request
+from coldframe.client._requests import Command, Env, ExecOptions, checked, exec_request
 from coldframe.client._sessions import SessionCore, session_request
 from coldframe.protocol.models import (
     MIB,
+    DiskExtension,
     ExecResult,
     Fingerprint,
+    GuardReport,
+    GuardRequest,
     PortUrl,
     ProcessInfo,
     SandboxInfo,
@@ -234,6 +237,68 @@ class AsyncSandbox:
             CapabilityError: the node is in this process, or its service listens on no TCP address.
         """
         return await self._runner.run(self._core.port_url(port, ttl_s))
+
+    # --- guards -----------------------------------------------------------------------
+
+    async def extend_disk(self, extra_bytes: int) -> None:
+        """Let it hold so much more (at most 256 MiB) than its disk limit says, so that what has
+        filled it can be judged. Without a limit nothing changes.
+
+        Raises:
+            InvalidRequestError: more than that.
+        """
+        await self._runner.run(
+            self._core.extend_disk(checked(DiskExtension, {"extra_bytes": extra_bytes}))
+        )
+
+    async def guard(
+        self,
+        path: str,
+        operation_id: str,
+        names: Sequence[str],
+        *,
+        owner: tuple[int, int] = (0, 0),
+        size_bytes: int = 64 * MIB,
+        trusted: Sequence[str] = (),
+    ) -> None:
+        """Mount an empty directory over one that is there, which one command alone may write.
+
+        That command is started after this, with the same `operation_id`. Who has run code that is
+        neither the image's nor was brought after this may not write the named files. How that is
+        told: docs/adr/0045.
+
+        Args:
+            path: a directory.
+            names: files in it that are vouched for in the report.
+            owner: the sandbox's ids of it, which alone may enter.
+            size_bytes: what it may hold.
+            trusted: paths whose code may be run by what writes the named files.
+        Raises:
+            CapabilityError: it cannot be guarded here.
+            ConflictError: one is guarded already.
+            FileError: the path is no directory.
+        """
+        given = {
+            "path": path,
+            "operation_id": operation_id,
+            "names": tuple(names),
+            "owner": owner,
+            "size_bytes": size_bytes,
+            "trusted": tuple(trusted),
+        }
+        await self._runner.run(self._core.guard(checked(GuardRequest, given)))
+
+    async def guard_report(self) -> GuardReport:
+        """End all writing in the guarded directory, and tell what is in it.
+
+        Raises:
+            ConflictError: none is guarded.
+        """
+        return await self._runner.run(self._core.guard_report())
+
+    async def unguard(self) -> None:
+        """Take the guarded directory away with all that is in it; that there is none is fine."""
+        await self._runner.run(self._core.unguard())
 
     # --- network ----------------------------------------------------------------------
 

@@ -1,0 +1,135 @@
+"""Learn who opens and writes files of a file system, and hold opens back until they are judged."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coldframe.host.syscalls import AT_EMPTY_PATH, ioctl
+
+ACCESS, MODIFY, CLOSE_WRITE, OPEN = 0x1, 0x2, 0x8, 0x20
+OPEN_EXEC, OPEN_PERM = 0x1000, 0x10000
+OVERFLOW = 0x4000
+
+_CLOEXEC, _NONBLOCK, _CLASS_CONTENT, _UNLIMITED = 0x1, 0x2, 0x4, 0x10 | 0x20
+_MARK_ADD, _MARK_FLUSH, _MARK_FILESYSTEM = 0x1, 0x80, 0x100
+_FIONREAD = 0x541B
+_ALLOW, _DENY = 1, 2
+_EVENT = struct.Struct("=IBBHQii")
+_ANSWER = struct.Struct("=iI")
+_READ_BYTES = 1 << 16
+_STATX_BTIME, _STATX_BASIC = 0x800, 0x7FF
+_STATX = struct.Struct("=I28xQQ32xqI44xII")
+_STATX_BYTES = 256
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a process did to a regular file. `fd` is closed when the next is taken."""
+
+    mask: int
+    fd: int
+    pid: int
+    """On the host; it may have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What tells one file from another, and when it was made."""
+
+    key: tuple[int, int]
+    """Device and inode number."""
+    size: int
+    made_ns: int
+    """0: the file system does not know."""
+
+
+class Listener:
+    """One group of the kernel's. To close it lets everything pass that was held back."""
+
+    def __init__(self) -> None:
+        """Raises OSError: no right, too many of them, or a kernel without."""
+        flags = _CLOEXEC | _NONBLOCK | _CLASS_CONTENT | _UNLIMITED
+        self.fd: int = _libc.fanotify_init(
+            ctypes.c_uint(flags), ctypes.c_uint(os.O_RDONLY | os.O_CLOEXEC)
+        )
+        if self.fd < 0:
+            raise _fail()
+
+    def watch(self, directory: int, mask: int) -> None:
+        """Be told of every file of the file system that a directory is on. Raises OSError."""
+        self._mark(_MARK_ADD, mask, directory)
+
+    def unwatch(self, directory: int) -> None:
+        """Be told of nothing any more. `directory` is any one that is there. Raises OSError."""
+        self._mark(_MARK_FLUSH, 0, directory)
+
+    def _mark(self, what: int, mask: int, directory: int) -> None:
+        result = _libc.fanotify_mark(
+            ctypes.c_int(self.fd),
+            ctypes.c_uint(what | _MARK_FILESYSTEM),
+            ctypes.c_uint64(mask),
+            ctypes.c_int(directory),
+            ctypes.c_char_p(b"."),
+        )
+        if result < 0:
+            raise _fail()
+
+    def backlog(self) -> int:
+        """Return how many events wait."""
+        waiting = bytearray(4)
+        ioctl(self.fd, _FIONREAD, waiting)
+        return int.from_bytes(waiting, "little") // _EVENT.size
+
+    def events(self) -> Iterator[Event]:
+        """Yield what has come so far, in the kernel's order; what is held back must be answered."""
+        while True:
+            try:
+                data = os.read(self.fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(data):
+                length, _, _, _, mask, fd, pid = _EVENT.unpack_from(data, at)
+                at += length
+                try:
+                    yield Event(mask, fd, pid)
+                finally:
+                    if fd >= 0:
+                        os.close(fd)
+
+    def answer(self, event: Event, *, allow: bool) -> None:
+        """Let an open that was held back go on or fail with EPERM."""
+        os.write(self.fd, _ANSWER.pack(event.fd, _ALLOW if allow else _DENY))
+
+    def close(self) -> None:
+        """Stop. Twice is fine."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def birth(fd: int) -> Birth:
+    """Return which file a descriptor is of, and when it was made. Raises OSError."""
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    result = _libc.statx(
+        ctypes.c_int(fd),
+        ctypes.c_char_p(b""),
+        ctypes.c_int(AT_EMPTY_PATH),
+        ctypes.c_uint(_STATX_BASIC | _STATX_BTIME),
+        buffer,
+    )
+    if result < 0:
+        raise _fail()
+    mask, inode, size, seconds, nanoseconds, major, minor = _STATX.unpack_from(buffer)
+    made = seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else 0
+    return Birth((major << 32 | minor, inode), size, made)
+
+
+def _fail() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))

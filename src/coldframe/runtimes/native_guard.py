@@ -1,0 +1,185 @@
+"""A native sandbox's guarded directory: one at a time, for one command."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from coldframe.host import guard
+from coldframe.host.cgroups import Strain, strain
+from coldframe.host.fanotify import Listener
+from coldframe.host.fsthreads import run_to_its_end
+from coldframe.host.guard import Guard, Kept, Refused
+from coldframe.host.processes import namespace_of
+from coldframe.host.roottree import closing, path_bytes, typed_errors
+from coldframe.host.spawner import Started
+from coldframe.protocol.errors import (
+    CapabilityError,
+    ConflictError,
+    PathExistsError,
+    SandboxGoneError,
+)
+from coldframe.protocol.models import (
+    FileKind,
+    GuardedFile,
+    GuardRefusal,
+    GuardReport,
+    GuardRequest,
+)
+
+if TYPE_CHECKING:
+    from coldframe.runtimes.native_sandbox import Parts
+
+MOST_AT_ONCE = 100
+"""Of one node. The kernel gives a user 128 of what each takes."""
+_KINDS: tuple[tuple[Callable[[int], bool], FileKind], ...] = (
+    (stat.S_ISREG, FileKind.FILE),
+    (stat.S_ISDIR, FileKind.DIRECTORY),
+    (stat.S_ISLNK, FileKind.LINK),
+    (stat.S_ISFIFO, FileKind.FIFO),
+    (stat.S_ISSOCK, FileKind.SOCKET),
+)
+
+
+def refusal() -> str | None:
+    """Return why no directory can be guarded on this machine; None: it can be."""
+    try:
+        Listener().close()
+    except OSError as error:
+        return f"this kernel's fanotify is not to be had: {error.strerror}"
+    return None
+
+
+class NativeGuard:
+    """Guards a directory of one sandbox; see `SandboxHandle.guard`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._created, self._files, self._layers = parts.created, parts.files, parts.layers
+        self._slots, self._cgroups = parts.guards, parts.cgroups
+        self._ready_ns = guard.file_time_ns()
+        self._guard: Guard | None = None
+        self._strain = Strain(0.0, 0)
+        self._namespace = -1
+        self.operation_id: str | None = None
+        """Of the command that may write."""
+
+    async def begin(self, request: GuardRequest, others: Iterable[int]) -> None:
+        """See `SandboxHandle.guard`. `others` are processes that live, by their host pids."""
+        if self._guard is not None:
+            raise ConflictError(
+                f"sandbox {self._created.sandbox_id!r} guards a directory already; unguard it first"
+            )
+        await self._slots.acquire()
+        try:
+            self._namespace = self._open_namespace()
+            self._guard = await run_to_its_end(self._begin, request, tuple(others))
+            self.operation_id = request.operation_id
+            self._strain = strain(self._cgroups, self._created.sandbox_id)
+        except BaseException:
+            self._slots.release()
+            self._close_namespace()
+            raise
+
+    def _begin(self, request: GuardRequest, others: tuple[int, ...]) -> Guard:
+        path = path_bytes(request.path)
+        tree = self._files.tree
+        with typed_errors(path):
+            target = tree.open(path)
+        with closing(target):
+            if not stat.S_ISDIR(os.fstat(target).st_mode):
+                raise PathExistsError(f"{request.path!r} is no directory")
+            try:
+                return guard.begin(
+                    self._created.sandbox_id,
+                    self._created.pid,
+                    self._namespace,
+                    tree.root,
+                    target,
+                    id_base=tree.id_base,
+                    owner=(tree.host_id(request.owner[0]), tree.host_id(request.owner[1])),
+                    size_bytes=request.size_bytes,
+                    names=[os.fsencode(name) for name in request.names],
+                    layers=self._layers,
+                    created_ns=self._ready_ns,
+                    trusted=[os.fsencode(one) for one in request.trusted],
+                    others=frozenset(filter(None, map(guard.cgroup_of, others))),
+                )
+            except OSError as error:
+                raise CapabilityError(
+                    f"{request.path!r} cannot be guarded: {error.strerror or error}"
+                ) from error
+
+    def _open_namespace(self) -> int:
+        created = self._created
+        try:
+            fd = os.open(f"/proc/{created.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SandboxGoneError(f"sandbox {created.sandbox_id!r} has ended") from error
+        if namespace_of(created.pid, "mnt") != created.namespaces["mnt"]:
+            os.close(fd)
+            raise SandboxGoneError(f"sandbox {created.sandbox_id!r} has ended")
+        return fd
+
+    def admit(self, started: Started) -> None:
+        """The command has begun."""
+        if self._guard is not None:
+            self._guard.admit(started.host_pid)
+
+    async def report(self) -> GuardReport:
+        """See `SandboxHandle.guard_report`."""
+        if self._guard is None:
+            raise ConflictError(f"no directory of {self._created.sandbox_id!r} is guarded")
+        kept = await run_to_its_end(self._guard.report)
+        touched = self._guard.touched
+        now = strain(self._cgroups, self._created.sandbox_id)
+        return GuardReport(
+            files=tuple(map(_file, kept)),
+            displaced=tuple(map(os.fsdecode, self._guard.displaced(kept))),
+            refused=tuple(map(_refusal, self._guard.refused)),
+            touched=None if touched is None else os.fsdecode(touched),
+            lost=self._guard.lost,
+            cpu_s=now.cpu_s - self._strain.cpu_s,
+            forks_refused=now.forks_refused - self._strain.forks_refused,
+        )
+
+    async def end(self, *, unmount: bool) -> None:
+        """Give everything back; the mount goes with the sandbox if it is not unmounted."""
+        ended, self._guard, self.operation_id = self._guard, None, None
+        if ended is None:
+            return
+        try:
+            if unmount:
+                await run_to_its_end(guard.unmount, ended, self._namespace)
+        finally:
+            await run_to_its_end(ended.close)
+            self._close_namespace()
+            self._slots.release()
+
+    def _close_namespace(self) -> None:
+        if self._namespace >= 0:
+            os.close(self._namespace)
+            self._namespace = -1
+
+
+def _file(kept: Kept) -> GuardedFile:
+    kind = next((kind for is_kind, kind in _KINDS if is_kind(kept.mode)), FileKind.DEVICE)
+    return GuardedFile(
+        name=os.fsdecode(kept.name),
+        kind=kind,
+        size=kept.size,
+        nlink=kept.links,
+        vouched=kept.vouched,
+        content=kept.content,
+    )
+
+
+def _refusal(one: Refused) -> GuardRefusal:
+    return GuardRefusal(
+        at=one.at,
+        program=one.program,
+        name=os.fsdecode(one.name),
+        outsider=one.outsider,
+        cause=os.fsdecode(one.cause),
+    )
