@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from coldframe.cli.main import main
 from coldframe.integrations.harbor_rl import (
     Caps,
     ContractError,
@@ -24,7 +25,9 @@ from coldframe.integrations.harbor_rl import (
     PolicyRollout,
     RLTask,
     run_harbor_job,
+    tasks_of_split,
 )
+from coldframe.integrations.harbor_rl.runner import Watch
 from coldframe.learning.contracts import MULTI_STEP_MEAN
 from coldframe.protocol.errors import CapabilityError
 
@@ -194,6 +197,34 @@ async def test_run_id_is_never_used_again(tmp_path: Path) -> None:
         await made.generate([spec()], run_id="r", attempts=1, concurrency=1)
     with pytest.raises(ContractError, match="never used again"):
         made.build_config([spec()], phase="train", run_id="r", attempts=1, concurrency=1)
+
+
+def test_tasks_of_a_frozen_split_are_asked_for_as_they_were(tmp_path: Path) -> None:
+    """An evaluation task cannot come into the training queue by a slip, nor a changed one."""
+    for number in range(8):
+        root = tmp_path / "tasks" / f"t{number}"
+        (root / "tests").mkdir(parents=True)
+        (root / "task.toml").write_text(f'[metadata]\ntemplate = "g{number}"\n')
+        (root / "instruction.md").write_text(" ".join(f"w{number}-{at}" for at in range(30)))
+    make = ["splits", "make", str(tmp_path / "tasks"), "--by", "template"]
+    make += ["--split", "train=0.5", "--split", "eval=0.5", "--out", str(tmp_path / "splits")]
+    assert main(make) == 0
+
+    train, held_out = (
+        tasks_of_split(tmp_path / "splits" / f"{name}.json", tmp_path / "tasks")
+        for name in ("train", "eval")
+    )
+    assert {one.split for one in train} == {"train"}
+    assert len(train) + len(held_out) == 8
+    made = adapter(tmp_path)
+    config = made.build_config(train, phase="train", run_id="r", attempts=1, concurrency=1)
+    assert len(config["tasks"]) == len(train)
+    with pytest.raises(ContractError, match="wrong split"):
+        made.build_config(held_out, phase="train", run_id="r", attempts=1, concurrency=1)
+
+    (tmp_path / "tasks" / train[0].key / "instruction.md").write_text("another task")
+    with pytest.raises(ContractError, match="is not the task that was put into split 'train'"):
+        tasks_of_split(tmp_path / "splits" / "train.json", tmp_path / "tasks")
 
 
 # --- a trial --------------------------------------------------------------------------
@@ -465,6 +496,55 @@ async def test_job_without_harbor_says_what_to_install(tmp_path: Path) -> None:
         await run_harbor_job({}, Caps())
     with pytest.raises(CapabilityError, match="run_job"):
         await adapter(tmp_path).generate([spec()], run_id="r", attempts=1, concurrency=1)
+
+
+def _watch(directory: Path, **caps: Any) -> Watch:
+    watch = Watch(Caps(**caps), directory)
+    for number in range(4):
+        failed = {"exception_info": FAILED} if number % 2 else {}
+        cost = {"agent_result": AGENT_RESULT | {"cost_usd": 0.25}}
+        watch.add(result(f"t{number}", **cost, **failed))
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("caps", "words"),
+    [
+        ({}, None),
+        ({"cost_usd": 1.0}, None),
+        ({"cost_usd": 0.99}, "cost: 1.00 of 0.99 USD"),
+        ({"wall_s": 3600}, None),
+        ({"wall_s": 0}, "time: "),
+        ({"failure_rate": 0.5, "failures_from": 4}, None),
+        ({"failure_rate": 0.4, "failures_from": 4}, "failures: 2 of 4 trials, more than 40%"),
+        ({"failure_rate": 0.4}, None),
+        ({"disk_bytes": 1 << 20}, None),
+        ({"disk_bytes": 100}, "disk: "),
+    ],
+)
+def test_cap_is_told_once_it_is_exceeded(
+    tmp_path: Path, caps: dict[str, Any], words: str | None
+) -> None:
+    """A job that runs away costs money, and a full disk costs everybody's results."""
+    (tmp_path / "t0").mkdir()
+    (tmp_path / "t0" / "log").write_bytes(b"x" * 5000)
+
+    told = _watch(tmp_path, **caps).exceeded()
+
+    assert told is None if words is None else str(told).startswith(words)
+
+
+def test_try_that_was_made_again_counts_its_cost_and_no_trial(tmp_path: Path) -> None:
+    """What the first try cost is spent; what it failed of is no failure of the job's."""
+    watch = Watch(Caps(), tmp_path)
+    watch.add(result("a", exception_info=FAILED, agent_result=AGENT_RESULT | {"cost_usd": 1.0}))
+    watch.add(result("a", agent_result=AGENT_RESULT | {"cost_usd": 0.5}))
+
+    nobody_knows = AGENT_RESULT | {"cost_usd": float("nan")}
+    watch.add(result("b", agent_result=nobody_knows))
+
+    assert (len(watch.ended), watch.retries, watch.cost_usd) == (2, 1, 1.5)
+    assert watch.ended["a"]["exception_info"] is None
 
 
 def test_import_of_the_adapter_loads_nothing_heavy() -> None:

@@ -5,6 +5,7 @@ Harbor is imported only when a job is made; what it returns is checked by
 """
 
 from coldframe.integrations.harbor_rl.adapter import HarborRLAdapter
+from coldframe.integrations.harbor_rl.frozen import tasks_of_split
 from coldframe.integrations.harbor_rl.results import (
     Evaluation,
     EvaluationRecord,
@@ -30,4 +31,5 @@ __all__ = [
     "RLTask",
     "Rejected",
     "run_harbor_job",
+    "tasks_of_split",
 ]

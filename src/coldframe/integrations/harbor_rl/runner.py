@@ -14,6 +14,7 @@ from typing import Any
 
 from coldframe.integrations.harbor_rl.specs import field_of
 from coldframe.integrations.harbor_rl.trials import exception_of
+from coldframe.learning.contracts.values import is_number
 from coldframe.protocol.errors import CapabilityError
 
 RunJob = Callable[[Any], Any | Awaitable[Any]]
@@ -45,7 +46,7 @@ class JobOutcome:
 
 
 @dataclass
-class _Watch:
+class Watch:
     """Ended trials by name: a trial that is tried again takes the place of its first try."""
 
     caps: Caps
@@ -62,7 +63,14 @@ class _Watch:
         self.tries[name] += 1
         parts = [field_of(result, "agent_result")]
         parts += [field_of(one, "agent_result") for one in field_of(result, "step_results") or ()]
-        self.cost_usd += sum(field_of(one, "cost_usd") or 0.0 for one in parts if one is not None)
+        costs = [field_of(one, "cost_usd") for one in parts if one is not None]
+        # What is no number is not known; as NaN it would hide all that is.
+        self.cost_usd += sum(cost for cost in costs if is_number(cost) and cost > 0)
+
+    @property
+    def retries(self) -> int:
+        """How many tries were made again."""
+        return sum(self.tries.values()) - len(self.tries)
 
     def exceeded(self) -> str | None:
         """Return which cap is reached, in words."""
@@ -109,7 +117,7 @@ async def run_harbor_job(config: Any, caps: Caps | None = None) -> JobOutcome:
             "Harbor is not installed here (pip install harbor, Python 3.12 or later); "
             "or give the adapter a run_job"
         ) from error
-    watch = _Watch(caps or Caps(), Path(config.jobs_dir) / config.job_name)
+    watch = Watch(caps or Caps(), Path(config.jobs_dir) / config.job_name)
 
     async def ended(event: Any) -> None:
         if event.result is not None:
@@ -129,7 +137,6 @@ async def run_harbor_job(config: Any, caps: Caps | None = None) -> JobOutcome:
             with contextlib.suppress(asyncio.CancelledError):
                 await running
     if stopped is not None:
-        retries = sum(watch.tries.values()) - len(watch.tries)
-        return JobOutcome(len(job), list(watch.ended.values()), retries, stopped)
+        return JobOutcome(len(job), list(watch.ended.values()), watch.retries, stopped)
     result = running.result()
     return JobOutcome(result.n_total_trials, list(result.trial_results), result.stats.n_retries)
