@@ -28,6 +28,8 @@ _CONNECTIONS = 8
 """More would wait no less: a connection is held for one round trip, and costs a handshake."""
 _ANSWER_S = 3.0
 """How long Redis may take, and how long a request waits for a connection to it."""
+_CONNECT_S = 10.0
+"""Several TLS connections at once take a loaded machine seconds."""
 
 _ADD = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
@@ -57,7 +59,7 @@ class RedisStore:
                 max_connections=_CONNECTIONS,
                 timeout=_ANSWER_S,
                 socket_timeout=_ANSWER_S,
-                socket_connect_timeout=_ANSWER_S,
+                socket_connect_timeout=_CONNECT_S,
                 # Once: a connection that was idle may have been lost long ago.
                 retry=Retry(NoBackoff(), 1, supported_errors=(LostError,)),
             )
