@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coldframe.cli.clients import require_lasting_node
 from coldframe.protocol.errors import InvalidRequestError, PathNotFoundError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def cp(
 
     from coldframe.client import SandboxClient
 
+    require_lasting_node()
     with SandboxClient() as client:
         if inside is not None:
             box, path = inside

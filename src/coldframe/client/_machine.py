@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING
 
+import coldframe
 from coldframe.client._http import Address
 from coldframe.protocol import places
 from coldframe.protocol.errors import (
@@ -165,20 +166,30 @@ class Machine:
         passed["COLDFRAME_HOME"] = str(self._home)
         if self._runtime is not None:
             passed["COLDFRAME_RUNTIME"] = self._runtime
-        if "PYTHONPATH" in passed:  # it starts in another directory
-            parts = passed["PYTHONPATH"].split(os.pathsep)
-            passed["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in parts)
+        # It starts in another directory, and must be what we are.
+        paths = [
+            str(Path(coldframe.__path__[0]).parent),
+            *passed.get("PYTHONPATH", "").split(os.pathsep),
+        ]
+        passed["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths if path)
         idle_s = self._environment.get("COLDFRAME_IDLE_EXIT_S") or f"{IDLE_EXIT_S:g}"
-        return subprocess.Popen(
-            [sys.executable, "-m", "coldframe.cli.main", "serve", "--idle-exit", idle_s],
-            cwd="/",
-            env=passed,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            umask=0o022,
-        )
+        command = [sys.executable, "-P", "-m", "coldframe.cli.main", "serve"]
+        try:
+            return subprocess.Popen(
+                [*command, "--idle-exit", idle_s],
+                cwd="/",
+                env=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                umask=0o022,
+            )
+        except OSError as error:
+            raise CapabilityError(
+                f"the node of {self._home} could not be started: {sys.executable or 'Python'}: "
+                f"{error.strerror}; start it with coldframe serve, {_ELSE}"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -203,6 +203,14 @@ def test_shell_that_is_signalled_gives_the_terminal_back(
     with_second.cancel()
 
 
+def test_node_that_would_end_with_the_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id would be printed of a sandbox that is gone already."""
+    monkeypatch.setenv("COLDFRAME_URL", "in-process")
+    for words in (("create", "any"), ("ls",), ("cp", "x", "box:/x")):
+        ran = _run(*words)
+        assert (ran.returncode, b"coldframe run" in ran.stderr) == (2, True), ran.stderr
+
+
 def test_shell_without_a_terminal_is_refused(box: Sandbox) -> None:
     """It names what is meant for scripts."""
     ran = _run("shell", "box")

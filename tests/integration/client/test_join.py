@@ -108,7 +108,7 @@ def _pid_of_node(home: Path) -> int:
         return int.from_bytes(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), "little")
 
 
-@pytest.mark.parametrize("round_", range(5))
+@pytest.mark.parametrize("round_", range(3))
 def test_twenty_processes_at_once_make_one_node(home: Path, round_: int) -> None:
     """Worker processes of a trainer all start in the same moment."""
     assert len(_burst()) == 1
@@ -125,7 +125,7 @@ def test_twenty_processes_find_the_socket_of_a_killed_node(home: Path) -> None:
     assert before not in nodes
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("after_s", [0.0, 0.1])
 def test_twenty_processes_meet_a_node_that_is_leaving(home: Path, after_s: float) -> None:
     """Whoever comes at the worst moment starts the next one, together with the others."""
     with SandboxClient() as client:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +72,25 @@ def test_url_that_is_none_is_refused_in_words(url: str) -> None:
     """Before anything is opened."""
     with pytest.raises(InvalidRequestError, match="unix:/PATH"):
         parse(url)
+
+
+def test_socket_is_made_with_the_directories_above_it(tmp_path: Path) -> None:
+    """/run is empty after every boot. Who is not root or the node's user cannot connect."""
+    path = tmp_path / "run" / "deep" / "node.sock"
+    command = [sys.executable, "-m", "coldframe.cli.main", "serve", "--unix", str(path)]
+    environment = {
+        **os.environ,
+        "COLDFRAME_HOME": str(tmp_path / "home"),
+        "COLDFRAME_RUNTIME": "fake",
+    }
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline().strip() == f"serving unix:{path}"
+        assert oct(path.stat().st_mode)[-3:] == "600"
+        second = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (second.returncode, "another node serves" in second.stderr) == (1, True)
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(60) == 0
+    assert not path.exists()
