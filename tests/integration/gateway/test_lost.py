@@ -282,7 +282,7 @@ def test_second_service_on_a_socket_is_refused_and_a_dead_ones_is_taken(tmp_path
             check=False,
         )
         assert again.returncode == 1
-        assert "another service listens there" in again.stderr
+        assert "another node serves" in again.stderr
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "n.sock"))
     with serving(tmp_path, "fake") as service, SandboxClient(url=service.unix) as client:
