@@ -15,10 +15,14 @@ LOGPROBS = [[-0.5, -0.25], [-1.5]]
 
 
 class FakeEnvironment(BaseEnvironment):
-    """Runs nothing; its verifier's reward is what `rewards` says of the task."""
+    """Runs nothing; its verifier's reward is what `rewards` says of the task.
+
+    That is the text of reward.txt, a map of files, or a list of either by step.
+    """
 
     def __init__(self, *args: Any, rewards: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._rewards = rewards or {}
+        self.episodes = 0
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -55,9 +59,10 @@ class FakeEnvironment(BaseEnvironment):
             return
         target.mkdir(parents=True, exist_ok=True)
         written = self._rewards.get(self.environment_name, "1")
-        for name, text in (
-            written if isinstance(written, dict) else {"reward.txt": written}
-        ).items():
+        if isinstance(written, list):
+            written = written[self.episodes - 1]
+        files = written if isinstance(written, dict) else {"reward.txt": written}
+        for name, text in files.items():
             (target / name).write_text(text)
 
     async def exec(self, command: str, **_: Any) -> ExecResult:
@@ -82,6 +87,7 @@ class FakeAgent(BaseAgent):
         return
 
     async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        environment.episodes += 1
         scenario = self._scenarios.get(environment.environment_name, "whole")
         if scenario == "fails":
             raise RuntimeError("the agent failed")
@@ -94,6 +100,11 @@ class FakeAgent(BaseAgent):
                 }
             )
         )
+        for column in ("prompt_token_ids", "completion_token_ids"):
+            detail[column] = [
+                [token + 100 * (environment.episodes - 1) for token in row]
+                for row in detail[column]
+            ]
         details = [detail]
         if scenario == "ids dropped":
             del detail["completion_token_ids"][0], detail["logprobs"][0]

@@ -17,7 +17,7 @@ from coldframe.integrations.harbor_rl import (
     PolicyIdentity,
     RLTask,
 )
-from coldframe.learning.contracts import Batch
+from coldframe.learning.contracts import MULTI_STEP_FINAL, MULTI_STEP_MEAN, Batch, Topology
 from tests.harbor.doubles import COMPLETIONS, LOGPROBS, PROMPTS
 
 POLICY = PolicyIdentity("ab" * 32, "tok@1", "chat@1", {"temperature": 1.0}, 0)
@@ -179,3 +179,64 @@ def test_job_is_stopped_at_a_cap_with_what_it_has(tmp_path: Path) -> None:
     assert len(group.rollouts) >= 3
     assert len(group.rollouts) + group.missing == 200
     assert group.missing > 0
+
+
+STEPS = """
+multi_step_reward_strategy = "{strategy}"
+schema_version = "1.3"
+[task]
+name = "demo/steps"
+[environment]
+[[steps]]
+name = "one"
+[[steps]]
+name = "two"
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology", "rewards", "total"),
+    [
+        ("mean", MULTI_STEP_MEAN, ['{"reward": 1}', '{"reward": 0.25}'], 0.625),
+        ("mean", MULTI_STEP_MEAN, ['{"reward": 1}', '{"style": 1}'], 0.5),
+        ("final", MULTI_STEP_FINAL, ['{"reward": 1}', '{"reward": 0.25}'], 0.25),
+    ],
+)
+def test_steps_come_to_what_this_harbor_makes_of_them(
+    tmp_path: Path, strategy: str, topology: Topology, rewards: list[str], total: float
+) -> None:
+    """Each step's tokens with its own reward, and the whole as Harbor itself aggregates it."""
+    root = task(tmp_path, "steps")
+    (root / "instruction.md").unlink()
+    (root / "task.toml").write_text(STEPS.format(strategy=strategy))
+    for name in ("one", "two"):
+        (root / "steps" / name / "tests").mkdir(parents=True)
+        (root / "steps" / name / "instruction.md").write_text("Do it.")
+        (root / "steps" / name / "tests" / "test.sh").write_text("#!/bin/sh\n")
+    asked = [RLTask("steps", "train", TaskConfig(path=root))]
+    files = {"steps": [{"reward.json": one} for one in rewards]}
+
+    made = asyncio.run(
+        adapter(tmp_path, rewards=files, topology=topology).generate(
+            asked, run_id="r", attempts=1, concurrency=1
+        )
+    )
+    (group,) = made.groups
+    assert [str(one.error) for one in group.rejected] == []
+    (rollout,) = group.rollouts
+    assert rollout.reward == total
+    assert [span.name for span in rollout.spans] == ["one", "two"]
+    assert rollout.spans[0].reward == 1
+    assert [list(row) for row in rollout.completion_token_ids] == [[3, 4], [6], [103, 104], [106]]
+
+    wrong = MULTI_STEP_FINAL if strategy == "mean" else MULTI_STEP_MEAN
+    refused = asyncio.run(
+        adapter(tmp_path, rewards=files, topology=wrong).generate(
+            asked, run_id="wrong", attempts=1, concurrency=1
+        )
+    )
+    assert refused.groups[0].rollouts == ()
+    linear = asyncio.run(
+        adapter(tmp_path, rewards=files).generate(asked, run_id="l", attempts=1, concurrency=1)
+    )
+    assert "step-aware" in str(linear.groups[0].rejected[0].error)

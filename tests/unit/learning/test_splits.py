@@ -244,6 +244,32 @@ def test_splits_that_are_apart_have_no_overlap() -> None:
         overlaps(splits, threshold=0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_pair_that_is_nearly_the_same_is_passed_over(data: st.DataObject) -> None:
+    """Not every pair is looked at; those that are left out must have nothing in common."""
+    words = st.lists(st.integers(0, 12), min_size=1, max_size=40)
+
+    def tasks(side: str) -> list[CorpusTask]:
+        texts = data.draw(st.lists(words, min_size=1, max_size=4))
+        return [
+            corpus_task(f"{side}{at}", f"{side}{at}", instruction=(" ".join(map(str, text)),))
+            for at, text in enumerate(texts)
+        ]
+
+    left, right = tasks("left"), tasks("right")
+    threshold = data.draw(st.sampled_from([0.1, 0.5, 0.8, 1.0]))
+    splits = {"train": manifest("train", *left), "eval": manifest("eval", *right)}
+
+    found = {(one.left[1], one.right[1]) for one in overlaps(splits, threshold=threshold)}
+    assert found == {
+        (one.directory.name, two.directory.name)
+        for one in left
+        for two in right
+        if likeness(sketch(one.instruction), sketch(two.instruction)) >= threshold
+    }
+
+
 def test_every_pair_of_splits_is_compared() -> None:
     """Three manifests are three comparisons."""
     splits = {name: manifest(name, BASE) for name in ("train", "dev", "eval")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,6 +12,7 @@ from coldframe.learning.splits.manifest import SplitError, SplitManifest, SplitT
 from coldframe.learning.splits.similarity import likeness, normal
 
 THRESHOLD = 0.8
+SKETCHED = ("instruction", "tests")
 _NO_NAME = re.compile(r"[\W_]+")
 
 
@@ -49,26 +50,59 @@ def overlaps(
 def _between(
     left: SplitManifest, right: SplitManifest, threshold: float
 ) -> Iterator[tuple[SplitTask, SplitTask, tuple[str, ...]]]:
-    traits: dict[object, list[int]] = defaultdict(list)
-    for index, task in enumerate(right.tasks):
-        for trait in _traits(right, task):
-            traits[trait].append(index)
+    found = _Index(right)
     for task in left.tasks:
-        candidates = {index for trait in _traits(left, task) for index in traits.get(trait, ())}
-        for index in sorted(candidates):
+        for index in sorted(found.candidates(left, task, threshold)):
             other = right.tasks[index]
             reasons = tuple(_reasons(left, task, right, other, threshold))
             if reasons:
                 yield task, other, reasons
 
 
-def _traits(manifest: SplitManifest, task: SplitTask) -> Iterator[object]:
-    """Yield everything of which two tasks must share something to have anything in common."""
+class _Index:
+    """The tasks of a split by what they may have in common with another, so that not every pair
+    has to be looked at."""
+
+    def __init__(self, split: SplitManifest) -> None:
+        self._tasks = split.tasks
+        self._places: dict[object, list[int]] = defaultdict(list)
+        for index, task in enumerate(split.tasks):
+            for trait in (*_traits(split, task), *_values(task)):
+                self._places[trait].append(index)
+
+    def candidates(self, split: SplitManifest, task: SplitTask, threshold: float) -> set[int]:
+        """Return the tasks that are the same as this in something, or may be nearly the same.
+
+        Of two sketches, a share of `threshold` of the longer one at least must be common.
+        """
+        places = self._places
+        found = {index for trait in _traits(split, task) for index in places.get(trait, ())}
+        for what in SKETCHED:
+            own = _sketch(task, what)
+            common: Counter[int] = Counter()
+            for value in own:
+                common.update(places.get((what, value), ()))
+            found |= {
+                index
+                for index, count in common.items()
+                if count >= threshold * max(len(own), len(_sketch(self._tasks[index], what)))
+            }
+        return found
+
+
+def _traits(split: SplitManifest, task: SplitTask) -> Iterator[object]:
     yield from (("key", key) for key in _keys(task))
     yield "digest", task.digest
-    yield "group", manifest.by, task.group
-    yield from (("instruction", value) for value in task.instruction)
-    yield from (("tests", value) for value in task.tests)
+    yield "group", split.by, task.group
+
+
+def _values(task: SplitTask) -> Iterator[tuple[str, int]]:
+    for what in SKETCHED:
+        yield from ((what, value) for value in _sketch(task, what))
+
+
+def _sketch(task: SplitTask, what: str) -> tuple[int, ...]:
+    return task.instruction if what == "instruction" else task.tests
 
 
 def _keys(task: SplitTask) -> set[str]:
@@ -86,7 +120,7 @@ def _reasons(
         yield f"the same content: {one.digest[:12]}"
     if left.by == right.by and one.group == two.group:
         yield f"the same {left.by}: {one.group}"
-    for what in ("instruction", "tests"):
-        found = likeness(getattr(one, what), getattr(two, what))
+    for what in SKETCHED:
+        found = likeness(_sketch(one, what), _sketch(two, what))
         if found >= threshold:
             yield f"{what} nearly the same: {found:.2f}"
