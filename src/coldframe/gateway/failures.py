@@ -75,8 +75,21 @@ def more_of(error: BaseException) -> dict[str, Any]:
     return {"oldest": error.oldest} if isinstance(error, errors.CursorExpiredError) else {}
 
 
+def discreet(error: ColdframeError) -> ColdframeError:
+    """Return what a stranger may know of an error: where keys are is for the log alone."""
+    if not isinstance(error, errors.StoreUnreachableError):
+        return error
+    log.warning("%s", error)
+    return errors.StoreUnreachableError(
+        "no key can be checked now: the service's store of keys does not answer; what runs goes "
+        "on, try again when it is back"
+    )
+
+
 def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     """Return the answer that says an error; `more` stands beside it."""
+    if isinstance(error, ColdframeError):
+        error = discreet(error)
     status = status_of(error)
     later = retry_after(status)
     headers = None if later is None else {"retry-after": later}

@@ -158,6 +158,7 @@ def _saying(send: Send, version: int) -> Send:
 
 
 async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
+    error = failures.discreet(error)
     status = failures.status_of(error)
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:60]})

@@ -352,6 +352,8 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
                     answer = caller.get("/v1/sandboxes")
                 assert (answer.status_code, answer.json()["code"]) == (503, "store_unreachable")
                 assert answer.json()["retryable"] is True
+                assert str(pair.redis.port) not in answer.text  # whoever asks is a stranger
+                assert any(f"127.0.0.1:{pair.redis.port}" in line for line in gateway.log)
                 assert answer.headers["retry-after"] == "1"
                 with http(gateway.unix) as caller:  # needs no key
                     assert caller.get("/v1/sandboxes").status_code == 200
