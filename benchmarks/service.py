@@ -14,17 +14,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._measure import Baseline, baseline, percentile, report, say, summary
 from coldframe import AsyncSandbox, AsyncSandboxClient
+from coldframe.node.settings import NodeSettings
 
 TRUE = ["/bin/true"]
 MIB = 1 << 20
 _PIECE = bytes(MIB)
+_AROUND, _WARM = 200, 5
+_KEPT_RESULTS = NodeSettings().result_count
+_PAUSE_S = 0.005
+"""Between two of the baseline: seldom enough to cost the measured commands next to nothing."""
 
 
 @dataclass
@@ -98,38 +103,85 @@ async def measure_execs(
     return taken
 
 
-async def measure_in_flight(sandbox: AsyncSandbox, n: int, at_once: int = 16) -> list[float]:
-    """Seconds of each command with so many in flight."""
-    taken: list[float] = []
+@dataclass
+class InFlight:
+    """Seconds of commands with many in flight, and of the baseline."""
 
-    async def worker() -> None:
-        for _ in range(n // at_once):
+    taken: list[float]
+    interleaved: float
+    """Median of the baseline, taken between them while they were in flight."""
+    idle: float
+    """Median of the baseline, taken right before and right after."""
+
+    def figures(self, way: str) -> dict[str, object]:
+        """Under the names that the last line has."""
+        p99, p50 = percentile(self.taken, 0.99), percentile(self.taken, 0.5)
+        return {
+            f"{way}exec_16_ms": summary(self.taken),
+            f"{way}exec_p99_ratio_16": round(p99 / self.interleaved, 3),
+            f"{way}exec_p99_ratio_16_idle": round(p99 / self.idle, 3),
+            f"{way}exec_p50_ratio_16": round(p50 / self.interleaved, 3),
+            f"{way}exec_p99_to_p50_16": round(p99 / p50, 3),
+        }
+
+
+async def measure_in_flight(
+    sandbox: AsyncSandbox, base: Baseline, n: int, at_once: int = 16
+) -> InFlight:
+    """Take commands with so many in flight, the baseline among them and around them."""
+    taken: list[float] = []
+    interleaved: list[float] = []
+    idle = await base.take(_AROUND)
+
+    async def worker(count: int) -> None:
+        for _ in range(count):
             start = time.perf_counter()
             await sandbox.exec(TRUE)
             taken.append(time.perf_counter() - start)
 
-    await asyncio.gather(*(worker() for _ in range(at_once)))
-    return taken
+    async def baseline_between() -> None:
+        while True:
+            interleaved.extend(await base.take())
+            await asyncio.sleep(_PAUSE_S)
+
+    await asyncio.gather(*(worker(_WARM) for _ in range(at_once)))
+    taken.clear()
+    between = asyncio.ensure_future(baseline_between())
+    await asyncio.gather(*(worker(n // at_once) for _ in range(at_once)))
+    between.cancel()
+    await asyncio.gather(between, return_exceptions=True)
+    idle += await base.take(_AROUND)
+    return InFlight(taken, percentile(interleaved, 0.5), percentile(idle, 0.5))
 
 
 async def measure_rate(
     client: AsyncSandboxClient, service: Service, image: str, seconds: float
 ) -> dict[str, float]:
-    """Commands a second, 16 in flight in 8 sandboxes; memory and descriptors at both ends."""
+    """Commands a second, 16 in flight in 8 sandboxes; memory and descriptors at both ends.
+
+    First as many as the node keeps results for: what it keeps for replays grows until then, and is
+    bounded.
+    """
     sandboxes = [await client.create_sandbox(image) for _ in range(8)]
-    await asyncio.gather(*(sandbox.exec(TRUE) for sandbox in sandboxes for _ in range(50)))
+
+    async def run(until: Callable[[int], bool]) -> int:
+        done = 0
+
+        async def worker(number: int) -> None:
+            nonlocal done
+            while not until(done):
+                await sandboxes[number % 8].exec(TRUE)
+                done += 1
+
+        await asyncio.gather(*(worker(number) for number in range(16)))
+        return done
+
+    await run(lambda done: done >= _KEPT_RESULTS)
     memory, descriptors = service.memory_mib(), service.descriptors()
     end = time.perf_counter() + seconds
-    counts = [0] * 16
-
-    async def worker(number: int) -> None:
-        while time.perf_counter() < end:
-            await sandboxes[number % 8].exec(TRUE)
-            counts[number] += 1
-
-    await asyncio.gather(*(worker(number) for number in range(16)))
+    done = await run(lambda _: time.perf_counter() >= end)
     figures = {
-        "exec_per_s": round(sum(counts) / seconds, 1),
+        "exec_per_s": round(done / seconds, 1),
         "rate_memory_growth_mib": round(service.memory_mib() - memory, 2),
         "rate_descriptor_growth": service.descriptors() - descriptors,
     }
@@ -250,16 +302,16 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             taken = await measure_execs(sandboxes, base, args.n)
             host = base.p50
             say("exec, 16 in flight")
-            flying = await measure_in_flight(sandboxes["http"], args.n * 4)
-            own = await measure_in_flight(sandboxes["process"], args.n * 4)
+            flying = await measure_in_flight(sandboxes["http"], base, args.n * 4)
+            own = await measure_in_flight(sandboxes["process"], base, args.n * 4)
             result: dict[str, object] = {
                 "host_ms": summary(base.seconds),
                 **{f"{way}_exec_ms": summary(times) for way, times in taken.items()},
                 "process_exec_ratio": round(percentile(taken["process"], 0.5) / host, 3),
                 "socket_exec_ratio": round(percentile(taken["socket"], 0.5) / host, 3),
                 "exec_ratio": round(percentile(taken["http"], 0.5) / host, 3),
-                "exec_p99_ratio_16": round(percentile(flying, 0.99) / host, 3),
-                "process_exec_p99_ratio_16": round(percentile(own, 0.99) / host, 3),
+                **flying.figures(""),
+                **own.figures("process_"),
             }
             say("transfer")
             result |= await measure_transfer(sandboxes["http"], service, round(1024 * scale))

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from coldframe.gateway.store import Store
     from coldframe.node.settings import NodeSettings
 
+_COLLECT = (5_000, 5, 1_000)
+"""When garbage is looked for. By default the results that are kept for replays are looked through
+again and again: 36 µs of each command, and now and then a pause of 0.1 s for all that run."""
+
 STORE_OPTION = typer.Option(
     "--store",
     metavar="URL",
@@ -196,6 +200,7 @@ async def _serve(
             _raise_descriptor_limit()
             gc.collect()
             gc.freeze()  # what is loaded now stays: looking through it again and again costs execs
+            gc.set_threshold(*_COLLECT)
             report = await until_stopped(doors, idle_exit_s=idle_exit_s)
         except ColdframeError:
             await doors.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -53,6 +54,16 @@ async def submit(
     The same `operation_id` again gives the first result and runs nothing. With `wait_s=0` it is
     answered as soon as the command runs. It goes on when the client goes away.
     """
+    return await run(request, sandbox_id, wait_s, lambda _: None)
+
+
+async def run(
+    request: Request, sandbox_id: str, wait_s: float, at_once: Callable[[Response], None]
+) -> Response:
+    """See `submit`. `at_once` gets the answer in the moment the result is known.
+
+    That is a turn of the event loop before it is returned.
+    """
     tenant = enter(request, Scope.EXEC)
     wanted = tenant.request(await body(request, ExecRequest))
     inner = tenant.sandbox(sandbox_id)
@@ -60,13 +71,21 @@ async def submit(
     if wait_s == 0:
         return await _start(service, tenant, inner, wanted)
     began = time.perf_counter()
+    answer: Response | None = None
+
+    def told(result: ExecResult) -> None:
+        nonlocal answer
+        service.meters.exec.add(time.perf_counter() - began)
+        answer = json_answer(tenant.result(result))
+        at_once(answer)
+
     try:
         async with service.polls.bound(wait_s):
-            result = await tenant.node.exec(inner, wanted)
+            await tenant.node.exec(inner, wanted, told=told)
     except TimeoutError:
-        return _running(tenant, wanted.operation_id)
-    service.meters.exec.add(time.perf_counter() - began)
-    return json_answer(tenant.result(result))
+        return answer or _running(tenant, wanted.operation_id)
+    assert answer is not None
+    return answer
 
 
 async def _start(service: Service, tenant: Tenant, inner: str, wanted: ExecRequest) -> Response:

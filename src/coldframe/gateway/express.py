@@ -1,17 +1,23 @@
 """The one route that is asked for per command, past the router: that costs as much as the command.
 
-The same function answers; the router has it too, for the document and for what does not match here.
+The same function answers, in the moment the result is known: each turn of the event loop in between
+costs, too. The router has it too, for the document and for what does not match here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import types
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coldframe.gateway import failures
-from coldframe.gateway.execs import DEFAULT_WAIT_S, submit
+from coldframe.gateway.execs import DEFAULT_WAIT_S, run
 from coldframe.gateway.routes import KNOWN
 from coldframe.protocol.errors import ColdframeError
 
@@ -21,7 +27,7 @@ _QUERY = re.compile(rb"(?:wait_s=([0-9]{1,2}))?")
 
 
 class Express:
-    """An application with a shorter way to `submit`."""
+    """An application with a shorter way to `run`."""
 
     def __init__(self, app: ASGIApp, state: object) -> None:
         """Take an application and what its requests find as `request.app`."""
@@ -41,12 +47,52 @@ class Express:
         scope["path_params"] = {"sandbox_id": found[1]}
         scope[KNOWN] = _TEMPLATE
         request = Request(scope, receive, send)
+        early = _Early(scope, receive, send)
         try:
-            response = await submit(request, found[1], wait_s)
+            response = await run(request, found[1], wait_s, early.answer)
         except ColdframeError as error:
             response = await failures.answer_to(request, error)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - as the application's own last handler
             response = failures.answer_fault(request, error)
-        await response(scope, receive, send)
+        if early.sending is None:
+            await response(scope, receive, send)
+        else:
+            await early.sending
+
+
+class _Early:
+    """An answer that is sent by whoever has it, as far as that goes without waiting."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._to = (scope, receive, send)
+        self.sending: Awaitable[None] | None = None
+        """What is left to be waited for; None: nothing was sent."""
+
+    def answer(self, response: Response) -> None:
+        """Send it, or begin to."""
+        work = response(*self._to)
+        try:
+            waits_for = work.send(None)
+        except StopIteration:
+            self.sending = _nothing()
+        else:
+            self.sending = _rest(work, waits_for)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@types.coroutine
+def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with a coroutine that was begun outside of a task, in the task that awaits this."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            try:
+                got = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - is thrown where it belongs
+                waits_for = work.throw(error)
+            else:
+                waits_for = work.send(got)

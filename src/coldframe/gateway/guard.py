@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
@@ -75,6 +76,7 @@ def _require_no_web_page(headers: list[tuple[bytes, bytes]]) -> None:
         )
 
 
+@functools.lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine alone, by address or as `localhost`."""
     if host == "localhost":

@@ -34,26 +34,27 @@ class Joined:
     def write(self, data: bytes) -> None:
         """Send soon, and in order."""
         if len(data) > _LITTLE:
-            self._flush()
+            self.flush()
             self._transport.write(data)
             return
         if not self._waiting:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._waiting.append(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send now what waits."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._transport.write(b"".join(waiting))
 
     def close(self) -> None:
         """Close once all is sent."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Hand the connection on, as for a WebSocket."""
-        self._flush()
+        self.flush()
         self._transport.set_protocol(protocol)
 
     def __getattr__(self, name: str) -> Any:
@@ -117,12 +118,14 @@ class _Bounded(HttpToolsProtocol):
         if self._refused:
             return
         if self._in_head:
-            if self._late is None:
-                self._await_head()
             self._head_size += len(data)
         super().data_received(data)
-        if self._in_head and self._head_size > self.most_bytes:
+        if not self._in_head or self._head_size == 0:
+            return
+        if self._head_size > self.most_bytes:
             self._refuse()
+        elif self._late is None:  # most heads are there at once
+            self._await_head()
 
     def on_headers_complete(self) -> None:
         """Stop the clock; the body has bounds of its own."""
@@ -145,6 +148,11 @@ class _Bounded(HttpToolsProtocol):
         self._in_head = True
         if not self._refused:
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Send it at once, not in another turn of the loop."""
+        cast(Joined, self.transport).flush()
+        super().on_response_complete()
 
     def _refuse(self) -> None:
         self._refused = True

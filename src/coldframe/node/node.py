@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 import warnings
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -282,11 +282,17 @@ class Node:
 
     # --- commands ---------------------------------------------------------------------
 
-    async def exec(self, id_or_name: str, request: ExecRequest) -> ExecResult:
+    async def exec(
+        self,
+        id_or_name: str,
+        request: ExecRequest,
+        *,
+        told: Callable[[ExecResult], None] | None = None,
+    ) -> ExecResult:
         """Run a command and return how it ended.
 
         It goes on when the caller is cancelled: ask again with the same operation id, or delete
-        the sandbox.
+        the sandbox. As long as the caller waits, `told` gets the result in the moment it is known.
 
         Raises:
             NotExecutedError and its kin: it was not started.
@@ -294,7 +300,9 @@ class Node:
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
         operation = self._execs.begin(self._find(id_or_name), request)
-        return await operation.ended
+        if told is None:
+            return await operation.ended
+        return await operation.ended.tell(told)
 
     async def start_exec(self, id_or_name: str, request: ExecRequest) -> str:
         """Start a command; return its operation id once it runs. Raises as `exec`."""

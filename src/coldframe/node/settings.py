@@ -41,7 +41,7 @@ class NodeSettings:
     """COLDFRAME_QUEUE_LIMIT: waiting per queue (creates, execs); more is refused."""
     result_ttl_s: float = 3600.0
     """COLDFRAME_RESULT_TTL_S: how long a result can be had again by its operation id."""
-    result_count: int = 20_000
+    result_count: int = 8_192
     """COLDFRAME_RESULT_COUNT: results kept; the oldest go first."""
     result_bytes: int = 256 << 20
     """COLDFRAME_RESULT_BYTES: output windows kept in results; the oldest go first."""

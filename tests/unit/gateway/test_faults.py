@@ -19,7 +19,7 @@ from coldframe.node.settings import NodeSettings
 class Broken(Node):
     """A node with a fault."""
 
-    async def exec(self, *_: Any) -> Any:
+    async def exec(self, *_: Any, **__: Any) -> Any:
         """Fail as nobody foresaw."""
         raise ZeroDivisionError("secret detail")
 
