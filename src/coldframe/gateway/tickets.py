@@ -42,6 +42,8 @@ class Tickets:
     def __init__(self, home: Path) -> None:
         self._file = home / "ports.key"
         self._key: bytes | None = None
+        self._revoked_file = home / "ports.revoked"
+        self._revoked: set[str] | None = None
 
     def issue(self, ticket: Ticket) -> str:
         """Return a token, of characters that a URL's path may have.
@@ -73,14 +75,41 @@ class Tickets:
         ):
             raise invalid
         expires_at, port = _HEAD.unpack_from(told)
-        if time.time() >= expires_at:
+        if time.time() >= expires_at or _digest(token) in self._known_revoked():
             raise invalid
         return Ticket(told[_HEAD.size :].decode("ascii"), port, expires_at)
+
+    def revoke(self, token: str) -> None:
+        """Let a token lead nowhere from now on, also after a restart.
+
+        Raises:
+            PortUrlInvalidError: it leads nowhere already.
+            CapabilityError: the home cannot be written.
+        """
+        self.read(token)
+        try:
+            with self._revoked_file.open("a") as revoked:
+                revoked.write(f"{_digest(token)}\n")
+        except OSError as error:
+            raise CapabilityError(f"{self._revoked_file} cannot be kept: {error}") from error
+        self._known_revoked().add(_digest(token))
+
+    def _known_revoked(self) -> set[str]:
+        if self._revoked is None:
+            try:
+                self._revoked = set(self._revoked_file.read_text().split())
+            except FileNotFoundError:
+                self._revoked = set()
+        return self._revoked
 
     def _sign(self, told: bytes) -> bytes:
         if self._key is None:
             self._key = _kept_secret(self._file)
         return hmac.digest(self._key, told, "sha256")
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _text(raw: bytes) -> str:

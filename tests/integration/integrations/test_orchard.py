@@ -381,6 +381,41 @@ def test_files_that_cannot_be_are_refused(caller: httpx.Client, box: str) -> Non
     assert 400 <= leak.status_code < 500
 
 
+# --- services -------------------------------------------------------------------------
+
+
+def test_service_is_reached_by_its_url_until_it_is_revoked(
+    caller: httpx.Client, orchard: Service, box: str
+) -> None:
+    """A URL for clients that can show no key; to take it back counts at once, and for good."""
+    server = "mkdir -p www && echo page > www/index.html && sleep 1 && cd www"
+    _exec(caller, box, f"{server} && python3 -m http.server 8000", wait=False)
+    asked = {"port": 8000, "wait_ready": True, "health_path": "/", "ready_timeout": 30}
+    made = caller.post(f"/sandboxes/{box}/services", json={**asked, "ttl_seconds": 60}).json()
+    assert set(made) == {"sandbox_id", "port", "url", "expires_at"}
+    assert 0 < made["expires_at"] - time.time() <= 61
+    with httpx.Client(follow_redirects=True) as anybody:
+        assert anybody.get(made["url"]).text == "page\n"
+        assert anybody.get(f"{made['url']}/index.html").text == "page\n"
+        assert caller.get(f"/sandboxes/{box}/services").json()["ports"] == [8000]
+        gone = caller.delete(f"/sandboxes/{box}/services/8000").json()
+        assert gone == {"status": "revoked", "sandbox_id": box, "port": 8000}
+        assert anybody.get(f"{made['url']}/index.html").status_code >= 400
+    assert caller.get(f"/sandboxes/{box}/services").json()["ports"] == []
+    assert caller.delete(f"/sandboxes/{box}/services/8000").status_code == 404
+    assert made["url"].rpartition("/")[2] not in (orchard.home / "ports.revoked").read_text()
+
+
+def test_service_that_cannot_be_is_refused(caller: httpx.Client, box: str) -> None:
+    """Nothing that answers, no port, no path."""
+    silent = {"port": 9, "wait_ready": True, "ready_timeout": 1}
+    assert caller.post(f"/sandboxes/{box}/services", json=silent).status_code == 408
+    for wrong in ({"port": 0}, {"port": 80, "health_path": "/x\r\nA: b"}, {}):
+        assert caller.post(f"/sandboxes/{box}/services", json=wrong).status_code == 400
+    assert caller.post("/sandboxes/none/services", json={"port": 80}).status_code == 404
+    assert caller.get(f"/sandboxes/{box}/services").json()["ports"] == []
+
+
 # --- terminals ------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from coldframe.gateway.context import Service
 from coldframe.gateway.guard import Admission, Guard
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.watch import Watch
-from coldframe.integrations.orchard import routes, terminal
+from coldframe.integrations.orchard import routes, services, terminal
 from coldframe.protocol.errors import ColdframeError
 
 _PATHS = re.compile(r"/|/(?:health|resources)|/(?:sandboxes|jobs)(?:/.*)?", re.DOTALL)
@@ -31,7 +31,11 @@ class Orchard:
     @property
     def routes(self) -> list[BaseRoute]:
         """Its routes, to be looked up by what is asked for."""
-        return [*routes.router.routes, *terminal.router.routes]
+        return [
+            *routes.router.routes,
+            *services.router.routes,
+            *terminal.router.routes,
+        ]
 
     def beside(self, app: ASGIApp, admit: Admission, watch: Watch) -> ASGIApp:
         """Return an application that answers Orchard's paths, and leaves others to `app`."""

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import copy
 import dataclasses
 import os
 import posixpath
@@ -24,7 +25,7 @@ from coldframe.gateway import failures
 from coldframe.gateway.context import Service, body, enter, service_of, unless_gone
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.tenants import Tenant
-from coldframe.integrations.orchard import terminal, words
+from coldframe.integrations.orchard import services, terminal, words
 from coldframe.integrations.orchard.jobs import Job, Jobs
 from coldframe.protocol.errors import (
     CapacityError,
@@ -62,10 +63,12 @@ _Timeout = Annotated[int, Query(ge=0, le=86_400)]
 def make_app(service: Service) -> FastAPI:
     """Return an application that knows its callers: `state.identity` of each request."""
     app = FastAPI(openapi_url=None)
-    settings = dataclasses.replace(service.settings, json_bytes=_BODY_BYTES)
-    app.state.service = dataclasses.replace(service, settings=settings)
+    app.state.service = copy.copy(service)  # the same in all else
+    app.state.service.settings = dataclasses.replace(service.settings, json_bytes=_BODY_BYTES)
     app.state.jobs = Jobs()
     app.include_router(router)
+    app.state.exposed = {}
+    app.include_router(services.router)
     app.include_router(terminal.router)
     app.add_exception_handler(ColdframeError, _answer_ours)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -195,17 +198,10 @@ async def _made(tenant: Tenant, spec: SandboxSpec) -> SandboxInfo:
     return info
 
 
-async def _found(tenant: Tenant, sandbox_id: str) -> SandboxInfo:
-    info = await tenant.get(sandbox_id)
-    if info.ended_at is not None or info.kept_until is not None:
-        raise SandboxNotFoundError(f"Sandbox {sandbox_id[:64]} not found: it has ended")
-    return info
-
-
 @router.get("/sandboxes/{sandbox_id}")
 async def get(request: Request, sandbox_id: str) -> dict[str, Any]:
     """Say how a sandbox is."""
-    return words.state_of(await _found(enter(request, Scope.READ), sandbox_id))
+    return words.state_of(await words.found(enter(request, Scope.READ), sandbox_id))
 
 
 @router.get("/sandboxes/{sandbox_id}/wait")
@@ -214,7 +210,7 @@ async def wait(
 ) -> dict[str, Any]:
     """Say how a sandbox is: whatever can be found is ready, or has failed."""
     del timeout
-    return words.state_of(await _found(enter(request, Scope.READ), sandbox_id))
+    return words.state_of(await words.found(enter(request, Scope.READ), sandbox_id))
 
 
 @router.delete("/sandboxes/{sandbox_id}")
@@ -230,7 +226,7 @@ async def delete(request: Request, sandbox_id: str) -> dict[str, str]:
 async def heartbeat(request: Request, sandbox_id: str) -> dict[str, str]:
     """Say that the caller lives: from now on its sandbox ends if that is not said again in time."""
     tenant = enter(request, Scope.CREATE)
-    info = await _found(tenant, sandbox_id)
+    info = await words.found(tenant, sandbox_id)
     left = info.created_at + words.TTL_S - time.time()
     await tenant.node.renew(info.id, max(1.0, min(words.HEARTBEAT_S, left)))
     return {"status": "ok", "sandbox_id": sandbox_id}
@@ -244,7 +240,7 @@ async def execute(request: Request, sandbox_id: str) -> dict[str, Any]:
     """Run a command; with `wait`, answer when it has ended."""
     tenant = enter(request, Scope.EXEC)
     asked = await body(request, words.Command)
-    await _found(tenant, sandbox_id)
+    await words.found(tenant, sandbox_id)
     jobs: Jobs = request.app.state.jobs
     job = jobs.submit(tenant, sandbox_id, asked)
     if not asked.wait:
@@ -290,7 +286,7 @@ async def apply_patch(request: Request, sandbox_id: str) -> dict[str, Any]:
     """Apply a patch with the image's git."""
     tenant = enter(request, Scope.EXEC)
     asked = await body(request, words.Patch)
-    info = await _found(tenant, sandbox_id)
+    info = await words.found(tenant, sandbox_id)
     wanted = ExecRequest(
         argv=("git", "apply", "-"),
         stdin=asked.patch.encode(errors="surrogateescape"),
@@ -319,7 +315,7 @@ async def upload(request: Request, sandbox_id: str) -> dict[str, Any]:
     """Write a file, whole or not at all; directories above it are made."""
     tenant = enter(request, Scope.EXEC)
     asked = await body(request, words.Upload)
-    info = await _found(tenant, sandbox_id)
+    info = await words.found(tenant, sandbox_id)
     try:
         content = base64.b64decode(asked.content, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -338,7 +334,7 @@ async def upload(request: Request, sandbox_id: str) -> dict[str, Any]:
 async def download(request: Request, sandbox_id: str, path: str) -> dict[str, Any]:
     """Read a file."""
     tenant = enter(request, Scope.READ)
-    info = await _found(tenant, sandbox_id)
+    info = await words.found(tenant, sandbox_id)
     content = bytearray()
     async for piece in tenant.node.files(info.id).read(_path(path), offset=0, length=None):
         content += piece
@@ -357,7 +353,7 @@ async def list_files(
 ) -> dict[str, Any]:
     """List a directory, by name."""
     tenant = enter(request, Scope.READ)
-    info = await _found(tenant, sandbox_id)
+    info = await words.found(tenant, sandbox_id)
     directory = _path(path)
     files = tenant.node.files(info.id)
     found = sorted(await files.list(directory), key=lambda entry: entry.name)

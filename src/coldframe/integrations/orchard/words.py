@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from coldframe.gateway.tenants import Tenant
 from coldframe.protocol import wire
-from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.models import GIB, SandboxInfo, SandboxSpec, SandboxState
 from coldframe.protocol.network import network_policy
 
@@ -89,6 +90,16 @@ class Upload(_Body):
     content: str
 
 
+class Expose(_Body):
+    """POST /sandboxes/ID/services."""
+
+    port: int = Field(ge=1, le=65535)
+    ttl_seconds: int | None = Field(default=None, gt=0, le=7 * 86_400)
+    wait_ready: bool = False
+    health_path: str = Field(default="/health", pattern=r"^/[!-~]*$", max_length=2048)
+    ready_timeout: int = Field(default=60, ge=0, le=86_400)
+
+
 class Init(_Body):
     """The first frame of a terminal."""
 
@@ -153,6 +164,18 @@ def settings_of(spec: SandboxSpec) -> dict[str, Any]:
         "cpu": f"{spec.cpu:g}",
         "memory": memory_of(spec.memory_bytes),
     }
+
+
+async def found(tenant: Tenant, sandbox_id: str) -> SandboxInfo:
+    """Return a sandbox of the caller's that has not ended.
+
+    Raises:
+        SandboxNotFoundError: there is none.
+    """
+    info = await tenant.get(sandbox_id)
+    if info.ended_at is not None or info.kept_until is not None:
+        raise SandboxNotFoundError(f"Sandbox {sandbox_id[:64]} not found: it has ended")
+    return info
 
 
 def state_of(info: SandboxInfo) -> dict[str, Any]:
