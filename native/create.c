@@ -33,23 +33,9 @@ static uint8_t clone_stack[32 << 10] __attribute__((aligned(16)));
 /* If it has failed already, its report says at what. */
 static int tell(const struct sandbox *sandbox, const void *data, size_t len, int fd)
 {
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control = {.header = {.cmsg_level = SOL_SOCKET,
-				.cmsg_type = SCM_RIGHTS,
-				.cmsg_len = CMSG_LEN(sizeof(int))}};
-	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	int error = message_send(sandbox->channel, data, len, fd);
 
-	if (fd >= 0) {
-		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-		message.msg_control = &control;
-		message.msg_controllen = sizeof(control);
-	}
-	if (sendmsg(sandbox->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-		return errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
-	return 0;
+	return error == -EPIPE || error == -ECONNRESET ? 0 : error;
 }
 
 static int open_channel(struct sandbox *sandbox, bool ahead, const char *inject, int *their_end)

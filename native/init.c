@@ -83,37 +83,9 @@ static void report(const struct report *message)
 		;
 }
 
-/* Receive one message of `len` bytes, and a descriptor with it if `fd` is given. */
-static int receive(void *buf, size_t len, int *fd)
+static int receive(void *data, size_t len, int *fd)
 {
-	union {
-		struct cmsghdr align;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = {.iov_base = buf, .iov_len = len};
-	struct msghdr message = {
-		.msg_iov = &part,
-		.msg_iovlen = 1,
-		.msg_control = &control,
-		.msg_controllen = sizeof(control),
-	};
-	struct cmsghdr *header;
-	ssize_t got;
-
-	do
-		got = recvmsg(INIT_CHANNEL, &message, MSG_CMSG_CLOEXEC);
-	while (got < 0 && errno == EINTR);
-	if (got < 0)
-		return -errno;
-	if (got != (ssize_t)len)
-		return got ? -EPROTO : -ECONNRESET;
-	if (!fd)
-		return 0;
-	header = CMSG_FIRSTHDR(&message);
-	if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
-		return -EBADF;
-	memcpy(fd, CMSG_DATA(header), sizeof(int));
-	return 0;
+	return message_receive(INIT_CHANNEL, data, len, fd);
 }
 
 static int loopback_up(void)

@@ -160,42 +160,23 @@ struct outcome {
 	int error;
 };
 
-union one_descriptor {
-	struct cmsghdr header;
-	char room[CMSG_SPACE(sizeof(int))];
-};
-
 _Noreturn void remover_main(void)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 	prctl(PR_SET_NAME, "remover", 0, 0, 0);
 	for (;;) {
-		union one_descriptor control;
-		struct order order;
+		struct order order = {0};
 		struct outcome outcome = {0};
-		struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
-		struct msghdr message = {
-			.msg_iov = &part,
-			.msg_iovlen = 1,
-			.msg_control = &control,
-			.msg_controllen = sizeof(control),
-		};
-		ssize_t got = recvmsg(REMOVER_CHANNEL, &message, MSG_CMSG_CLOEXEC);
-		struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-		int dir;
+		int dir = -1;
 
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
+		outcome.error = message_receive(REMOVER_CHANNEL, &order, sizeof(order), &dir);
+		if (outcome.error == -ECONNRESET)
 			_exit(0); /* the worker has ended */
 		outcome.request = order.request;
-		outcome.error = -EBADF;
-		if (got == (ssize_t)sizeof(order) && header) {
-			memcpy(&dir, CMSG_DATA(header), sizeof(dir));
-			order.name[sizeof(order.name) - 1] = '\0';
+		order.name[sizeof(order.name) - 1] = '\0';
+		if (!outcome.error)
 			outcome.error = remove_below(dir, order.name, &outcome.removed);
-			close(dir);
-		}
+		close_quietly(&dir);
 		if (send(REMOVER_CHANNEL, &outcome, sizeof(outcome), MSG_NOSIGNAL) < 0)
 			_exit(0);
 	}
@@ -272,22 +253,11 @@ static void lose_remover(void)
 
 static int hand_over(struct pending *pending)
 {
-	union one_descriptor control = {.header = {.cmsg_level = SOL_SOCKET,
-						   .cmsg_type = SCM_RIGHTS,
-						   .cmsg_len = CMSG_LEN(sizeof(int))}};
-	struct iovec part = {.iov_base = &pending->order, .iov_len = sizeof(pending->order)};
-	struct msghdr message = {
-		.msg_iov = &part,
-		.msg_iovlen = 1,
-		.msg_control = &control,
-		.msg_controllen = sizeof(control),
-	};
+	int error = message_send(channel, &pending->order, sizeof(pending->order), pending->dir);
 
-	memcpy(CMSG_DATA(&control.header), &pending->dir, sizeof(pending->dir));
-	if (sendmsg(channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-		return -errno;
-	close_quietly(&pending->dir);
-	return 0;
+	if (!error)
+		close_quietly(&pending->dir);
+	return error;
 }
 
 static void hand_over_some(void)

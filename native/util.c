@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 uint64_t clock_ns(int clock)
@@ -20,6 +21,56 @@ _Noreturn void fatal(const char *what)
 {
 	dprintf(2, "coldframe-native: cannot %s: %s\n", what, strerror(errno));
 	abort();
+}
+
+union one_descriptor {
+	struct cmsghdr header;
+	char room[CMSG_SPACE(sizeof(int))];
+};
+
+int message_send(int channel, const void *data, size_t len, int fd)
+{
+	union one_descriptor control = {.header = {.cmsg_level = SOL_SOCKET,
+						   .cmsg_type = SCM_RIGHTS,
+						   .cmsg_len = CMSG_LEN(sizeof(int))}};
+	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+	}
+	return sendmsg(channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+}
+
+int message_receive(int channel, void *data, size_t len, int *fd)
+{
+	union one_descriptor control;
+	struct iovec part = {.iov_base = data, .iov_len = len};
+	struct msghdr message = {
+		.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	struct cmsghdr *header;
+	ssize_t got;
+
+	do
+		got = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
+	while (got < 0 && errno == EINTR);
+	if (got < 0)
+		return -errno;
+	if (got != (ssize_t)len)
+		return got ? -EPROTO : -ECONNRESET;
+	if (!fd)
+		return 0;
+	header = CMSG_FIRSTHDR(&message);
+	if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
+		return -EBADF;
+	memcpy(fd, CMSG_DATA(header), sizeof(int));
+	return 0;
 }
 
 int write_file_at(int dir, const char *path, const char *text)

@@ -27,6 +27,15 @@ uint64_t clock_ns(int clock);
 /* Say on standard error what failed, with errno, and abort: nothing could go on safely. */
 _Noreturn void fatal(const char *what);
 
+/* Send one message, with a descriptor unless that is -1; never waits. Returns 0 or -errno. */
+int message_send(int channel, const void *data, size_t len, int fd);
+
+/*
+ * Receive one message of `len` bytes, with a descriptor where `fd` is given. Returns 0 or -errno:
+ * -ECONNRESET nobody is left to send one, -EPROTO another length, -EBADF no descriptor.
+ */
+int message_receive(int channel, void *data, size_t len, int *fd);
+
 /* Write a whole (small) string to an existing file below `dir`. Returns 0 or -errno. */
 int write_file_at(int dir, const char *path, const char *text);
 
