@@ -158,8 +158,10 @@ def _port_range(text: str) -> tuple[int, int]:
 class Credential(_Model):
     """A header that the node adds to HTTP requests for a host; the sandbox never holds it.
 
-    The sandbox asks by plain HTTP. With `tls`, the node itself speaks TLS with the host, on port
-    443, and checks its certificate. It allows nothing: a rule must name the host, and port 80.
+    The sandbox asks by plain HTTP on port 80, or, with `tls`, by HTTPS on port 443, which the node
+    answers by a certificate that only this sandbox trusts. With `tls`, the node itself speaks TLS
+    with the host, on port 443, and checks its certificate. It allows nothing: a rule must name the
+    host, and the port that the sandbox asks.
     """
 
     host: str

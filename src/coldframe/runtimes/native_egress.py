@@ -37,6 +37,7 @@ from coldframe.protocol.network import (
     NetworkPolicy,
     NetworkRule,
 )
+from coldframe.runtimes.native_trust import Trust
 
 _RESOLV = "/etc/resolv.conf"
 _OURS = (
@@ -133,6 +134,7 @@ class NativeEgress:
         self._sandbox_id, self._node = sandbox_id, node
         self._place: Place
         self._files: RootFiles
+        self._trust: Trust
         self._log = EventLog(sandbox_id)
         self._begun: asyncio.Task[Gateway] | None = None
         """Opens for a sandbox that is still being made."""
@@ -164,6 +166,7 @@ class NativeEgress:
     def settle(self, place: Place, files: RootFiles) -> None:
         """The sandbox is made."""
         self._place, self._files = place, files
+        self._trust = Trust(files)
 
     @property
     def active(self) -> bool:
@@ -200,6 +203,7 @@ class NativeEgress:
 
     async def _apply(self, policy: NetworkPolicy, presets: tuple[NetworkRule, ...]) -> None:
         if self._gateway is not None:
+            await self._trust_for(policy, self._gateway)
             await self._gateway.desk.replace(Engine(policy, self._node.is_own, presets))
             return
         begun, self._begun = self._begun, None
@@ -209,6 +213,7 @@ class NativeEgress:
             gateway = await self._open(self._place, Engine(policy, self._node.is_own, presets))
         try:
             await self._write_resolv()
+            await self._trust_for(policy, gateway)
         except BaseException:
             await gateway.close()
             await self._restore_resolv()
@@ -235,6 +240,7 @@ class NativeEgress:
         if gateway is not None:
             await gateway.close()
             await self._restore_resolv()
+            await self._trust_for(NetworkPolicy(), gateway)
 
     async def close(self) -> None:
         """End every connection; the sandbox ends too."""
@@ -244,6 +250,21 @@ class NativeEgress:
             gateway, self._gateway = self._gateway, None
             if gateway is not None:
                 await gateway.close(sandbox_ends=True)
+
+    async def _trust_for(self, policy: NetworkPolicy, gateway: Gateway) -> None:
+        """Let the sandbox trust its own authority as long as TLS is ended for it."""
+        try:
+            if any(one.tls for one in policy.credentials):
+                pem = await asyncio.to_thread(lambda: gateway.desk.authority.pem)
+                await self._trust.add(pem)
+            else:
+                await self._trust.remove()
+        except FileError as error:
+            self._log.add(
+                EgressKind.POLICY,
+                EgressDecision.FAILED,
+                reason=f"the certificate of credentials could not be put in its place: {error}",
+            )
 
     # --- resolv.conf ------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from coldframe.host import forks
 from coldframe.host.egress import relay
 from coldframe.host.egress.addresses import Address, canonical
 from coldframe.host.egress.annex import Annex
+from coldframe.host.egress.certificates import Authority
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Budget, Flow, Meter
 from coldframe.host.egress.policy import Engine, Verdict
@@ -54,6 +55,7 @@ class Desk:
     def __init__(self, engine: Engine, names: Names, log: EventLog, room: Room) -> None:
         self.engine, self.names, self.log, self.room = engine, names, log, room
         self.meter = self._new_meter()
+        self._authority: Authority | None = None
         self._flows: set[Flow] = set()
         self._far = 0
         """How many of them other processes carry."""
@@ -66,6 +68,13 @@ class Desk:
     def _spent(self) -> None:
         for flow in list(self._flows):
             flow.end("the policy's max_bytes are used up")
+
+    @property
+    def authority(self) -> Authority:
+        """Signs in the place of hosts that the sandbox has credentials for by TLS."""
+        if self._authority is None:
+            self._authority = Authority()
+        return self._authority
 
     @property
     def open_flows(self) -> int:

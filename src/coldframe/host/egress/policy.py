@@ -70,6 +70,10 @@ class Engine:
         """Return what is added to requests for a host."""
         return self._credentials.get(name, [])
 
+    def ends_tls(self, name: str) -> bool:
+        """Whether TLS with a host is ended by the node, which adds a credential."""
+        return any(one.tls for one in self.credentials(name))
+
     # --- names ------------------------------------------------------------------------
 
     def name(self, name: str) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Literal
 
 from coldframe.host.egress import relay
 from coldframe.host.egress.desk import Desk, RefusedError
@@ -16,7 +17,7 @@ from coldframe.host.egress.http import (
     parse_head,
     refusal,
 )
-from coldframe.host.egress.upstreams import PlainUpstream, TlsUpstream, Upstream
+from coldframe.host.egress.upstreams import TLS_PORT, PlainUpstream, TlsUpstream, Upstream
 from coldframe.protocol.network import Credential
 
 _READ_BYTES = 1 << 14
@@ -82,10 +83,19 @@ class RequestCarrier:
     """All requests of one redirected connection, which are for one host."""
 
     def __init__(
-        self, desk: Desk, flow: Flow, beginning: bytes, down: relay.Direction | None
+        self,
+        desk: Desk,
+        flow: Flow,
+        beginning: bytes,
+        down: relay.Direction | None,
+        *,
+        by_tls: bool = False,
     ) -> None:
+        """With `by_tls` the client speaks TLS, which was ended here; so does the other side."""
         self._secrets: list[Credential] = []
-        flow.spoken = "http"
+        self._by_tls = by_tls
+        self._spoken: Literal["tls", "http"] = "tls" if by_tls else "http"
+        flow.spoken = self._spoken
         self._desk, self._flow, self._down = desk, flow, down
         self._stream = ClientStream(flow.client, beginning)
         self._upstream: Upstream | None = None
@@ -125,14 +135,14 @@ class RequestCarrier:
         if head.method == "CONNECT" or not head.target.startswith(("/", "*")):
             raise BadRequestError("this is no proxy: ask for a path")
         if not flow.verdict.names:
-            verdict = desk.engine.named(flow.name or "", flow.address, flow.port, "http")
+            verdict = desk.engine.named(flow.name or "", flow.address, flow.port, self._spoken)
             if not verdict.allowed:
                 raise desk.refuse(flow, verdict.reason)
             if not desk.engine.policy.credentials:
                 return None
         hosts = head.values("host")
         host = authority(hosts[0], flow.port) if len(hosts) == 1 else head.host
-        bound = flow.name if self._upstream is not None else None
+        bound = flow.name if self._by_tls or self._upstream is not None else None
         if not flow.verdict.names and host.name not in flow.names:
             return None
         if host.name not in flow.names or bound not in (None, host.name):
@@ -142,7 +152,7 @@ class RequestCarrier:
             raise desk.refuse(flow, f"Host names port {host.port}, the connection {flow.port}")
         assert host.name is not None
         flow.name = host.name
-        verdict = desk.engine.named(host.name, flow.address, flow.port, "http")
+        verdict = desk.engine.named(host.name, flow.address, flow.port, self._spoken)
         if not verdict.allowed:
             raise desk.refuse(flow, verdict.reason)
         flow.verdict = verdict if verdict.names else flow.verdict
@@ -150,12 +160,13 @@ class RequestCarrier:
 
     async def _one(self, head: Head, name: str | None) -> bool:
         """Carry one request; True: nothing is left to be done for this connection."""
-        secrets = credentials_for(self._desk, head, name, self._flow.port)
+        port = TLS_PORT if self._by_tls else CREDENTIALS_PORT
+        secrets = credentials_for(self._desk, head, name, self._flow.port, port)
         first = self._upstream is None
         if not first and secrets != self._secrets:
             raise self._desk.refuse(self._flow, "its requests would need different credentials")
         self._secrets = secrets
-        upgrade = head.upgrade == "websocket" and first
+        upgrade = head.upgrade == "websocket" and first and not self._by_tls
         drop = frozenset(one.header.lower() for one in secrets)
         drop |= frozenset() if upgrade else _UPGRADE
         add = tuple((one.header, one.value.get_secret_value()) for one in secrets)
@@ -173,8 +184,9 @@ class RequestCarrier:
     async def _reach(self, secrets: list[Credential], name: str | None) -> Upstream:
         if self._upstream is None:
             self._desk.announce(self._flow)
-            if name is not None and any(one.tls for one in secrets):
-                self._upstream = await TlsUpstream.open(self._flow, name)
+            spoken_for = self._flow.name if self._by_tls else name
+            if spoken_for is not None and (self._by_tls or any(one.tls for one in secrets)):
+                self._upstream = await TlsUpstream.open(self._flow, spoken_for, by_tls=self._by_tls)
             else:
                 made = self._flow.upstream or await self._desk.connect(self._flow)
                 self._upstream = PlainUpstream(self._flow, made, self._down)
@@ -187,9 +199,13 @@ class RequestCarrier:
         await asyncio.gather(up.ended, upstream.down())
 
 
-def credentials_for(desk: Desk, head: Head, name: str | None, port: int) -> list[Credential]:
-    """Return what is added to a request for a host. Raises BadRequestError."""
-    secrets = desk.engine.credentials(name) if name and port == CREDENTIALS_PORT else []
+def credentials_for(
+    desk: Desk, head: Head, name: str | None, port: int, wanted: int = CREDENTIALS_PORT
+) -> list[Credential]:
+    """Return what is added to a request for a host on the `wanted` port. Raises BadRequestError."""
+    secrets = desk.engine.credentials(name) if name and port == wanted else []
+    if wanted == TLS_PORT:
+        secrets = [one for one in secrets if one.tls]
     if secrets and head.method not in _METHODS:
         raise BadRequestError(f"{head.method[:20]} could show the credential that is added")
     return secrets

@@ -7,6 +7,7 @@ HTTP request. The other side may speak first; what the client says waits until i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 from coldframe.host.egress import relay
@@ -15,6 +16,8 @@ from coldframe.host.egress.flows import Flow
 from coldframe.host.egress.openings import MalformedError, Opening, look
 from coldframe.host.egress.policy import Verdict
 from coldframe.host.egress.requests import CREDENTIALS_PORT, RequestCarrier
+from coldframe.host.egress.terminated import carry_terminated
+from coldframe.host.egress.upstreams import TLS_PORT
 from coldframe.protocol.network import host_name
 
 _DEADLINE_S = 10.0
@@ -34,6 +37,7 @@ async def carry(desk: Desk, flow: Flow, beginning: bytes = b"") -> None:
         OSError: either side broke.
     """
     secret = flow.port == CREDENTIALS_PORT and any(map(desk.engine.credentials, flow.names))
+    secret |= flow.port == TLS_PORT and any(map(desk.engine.ends_tls, flow.names))
     if not _watched(flow) and not secret:
         await _plainly(desk, flow, beginning)
         return
@@ -51,6 +55,10 @@ async def carry(desk: Desk, flow: Flow, beginning: bytes = b"") -> None:
         return
     if opening is not None:
         _require_agreement(desk, flow, opening)
+        name = _ended_here(desk, flow, opening)
+        if name is not None:
+            await carry_terminated(desk, flow, name, data)
+            return
     desk.announce(flow)
     upstream = flow.upstream or await desk.connect(flow)
     down = down or relay.downward(flow, upstream)
@@ -129,6 +137,17 @@ def _require_agreement(desk: Desk, flow: Flow, opening: Opening) -> None:
     if not verdict.allowed:
         raise desk.refuse(flow, verdict.reason)
     flow.verdict = verdict
+
+
+def _ended_here(desk: Desk, flow: Flow, opening: Opening) -> str | None:
+    """Return the host in whose place the node speaks TLS; None: the client speaks with the host."""
+    if opening.spoken != "tls" or opening.name is None or flow.port != TLS_PORT:
+        return None
+    with contextlib.suppress(ValueError):
+        name = host_name(opening.name)
+        if name in flow.names and desk.engine.ends_tls(name):
+            return name
+    return None
 
 
 def _by_protocol(desk: Desk, flow: Flow) -> Verdict:

@@ -14,7 +14,9 @@ from coldframe.host.egress.desk import open_connection
 from coldframe.host.egress.flows import Flow
 
 _READ_BYTES = 1 << 14
-_TLS_PORT = 443
+TLS_PORT = 443
+_IDLE_S, _LEFT_IDLE_S = 60.0, 2.0
+"""For which a server may say nothing once its client has said all, or has left."""
 
 
 class Upstream(Protocol):
@@ -95,8 +97,13 @@ class TlsUpstream:
     """See `Upstream`. The node speaks TLS, so that the sandbox need not hold the credential."""
 
     def __init__(
-        self, flow: Flow, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        flow: Flow,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        idle_s: float,
     ) -> None:
+        self._idle_s = idle_s
         self._flow, self._reader, self._writer = flow, reader, writer
         task = asyncio.ensure_future(self._carry())
         flow.watch(task)
@@ -104,10 +111,13 @@ class TlsUpstream:
         self._task = task
 
     @classmethod
-    async def open(cls, flow: Flow, name: str) -> TlsUpstream:
-        """Connect to a host's TLS port at the address that was decided about. Raises OSError."""
+    async def open(cls, flow: Flow, name: str, *, by_tls: bool = False) -> TlsUpstream:
+        """Connect to a host's TLS port at the address that was decided about. Raises OSError.
+
+        With `by_tls` the client speaks TLS too: who has said all there has left.
+        """
         assert flow.address is not None
-        made = await open_connection(flow.address, _TLS_PORT)
+        made = await open_connection(flow.address, TLS_PORT)
         try:
             reader, writer = await asyncio.open_connection(
                 sock=made, ssl=_trust(ssl.get_default_verify_paths()), server_hostname=name
@@ -115,7 +125,7 @@ class TlsUpstream:
         except BaseException:
             made.close()
             raise
-        return cls(flow, reader, writer)
+        return cls(flow, reader, writer, _LEFT_IDLE_S if by_tls else _IDLE_S)
 
     def _stop(self) -> None:
         self._task.cancel()
@@ -146,4 +156,15 @@ class TlsUpstream:
         return False
 
     def finish(self) -> None:
-        """See `Upstream.finish`; TLS has no half-closed state that servers agree on."""
+        """See `Upstream.finish`; TLS has no half-closed state that servers agree on.
+
+        So it is given the time to answer, as long as it does.
+        """
+        self._end_when_idle(-1)
+
+    def _end_when_idle(self, before: int) -> None:
+        if self._flow.bytes_in == before:
+            self._writer.transport.abort()
+        elif not self._task.done():
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._idle_s, self._end_when_idle, self._flow.bytes_in)
