@@ -442,6 +442,28 @@ async def test_pty_is_a_controlling_terminal_of_the_given_size(native: Native) -
     assert b"crw--w----    1 1000     5 " in end.stdout.data
 
 
+async def test_command_takes_the_cgroup_that_was_left_empty_and_no_other(native: Native) -> None:
+    """Two in one would be killed together; in one that was killed the kernel kills newcomers."""
+    sandbox = await native.create()
+    inside = native.config.cgroups["unified"] / sandbox.sandbox_id
+    made = []
+    for script in ("true", "true", "sleep 1000 &", "true", "kill -9 $$", "true"):
+        end = await native.sh(sandbox, script)
+        assert (end.code, bool(end.leftovers)) == (9 * ("$$" in script), "&" in script)
+        made.append({path.name for path in inside.iterdir() if path.name.startswith("x")})
+    victim = native.start(sandbox, "sleep", "1000", want_started=True)
+    assert victim.started is not None
+    await victim.started
+    assert await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE) == 1
+    assert (await victim.ended).reason is Reason.SIGNAL
+    await native.wait_for_names(sandbox, b"sleep")
+    assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
+
+    if "memory" in native.config.cgroups:  # else controllers count for each command apart
+        assert [len(names) for names in made] == [1, 1, 1, 2, 2, 2]
+        assert made[0] == made[1] == made[2] < made[3] == made[4] == made[5]
+
+
 async def test_sandbox_takes_no_terminals_from_its_neighbours(native: Native) -> None:
     """The machine has some 3,000 for all sandboxes: one that opens all it can gets 128."""
     greedy, neighbour = await native.create(), await native.create()
