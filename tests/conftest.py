@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 
 import pytest
@@ -26,7 +27,11 @@ FIRST = ("tests/integration/guest/", "tests/integration/examples/")
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C work: what a script starts in the background is born deaf to it."""
+    """Have Ctrl-C work, and no test start the machine's own node unless it says so.
+
+    What a script starts in the background is born deaf to Ctrl-C.
+    """
+    os.environ["COLDFRAME_URL"] = "in-process"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

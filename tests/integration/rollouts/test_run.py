@@ -136,7 +136,7 @@ async def test_run_retries_a_passing_fault_as_a_new_attempt_of_the_sample(
 ) -> None:
     """Fault recovery is no new sample, and does not pass for a clean run."""
     make_task(tmp_path / "tasks")
-    async with FlakyClient(runtime="native") as client:
+    async with FlakyClient(in_process=True, runtime="native") as client:
         client.faults = 1
         result = await run_batch(
             client, tmp_path / "tasks", tmp_path / "a", samples=2, concurrency=1
