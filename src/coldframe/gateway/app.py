@@ -35,9 +35,14 @@ from coldframe.gateway.models import (
     Signal,
 )
 from coldframe.gateway.routes import Routes
-from coldframe.protocol.errors import ColdframeError, InvalidRequestError
+from coldframe.protocol.errors import (
+    ColdframeError,
+    InvalidRequestError,
+    VersionMismatchError,
+)
 from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
 from coldframe.protocol.network import NetworkPolicy
+from coldframe.protocol.wire import VERSION_HEADER
 
 _PARTS = (sandboxes, execs, streams, files, ports, images, events, presence, service)
 _BODIES = (
@@ -119,8 +124,13 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {404: "there is no such route", 405: "this route does not take that method"}
-    words = known.get(error.status_code, str(error.detail))
-    told = failures.answer(InvalidRequestError(f"{request.url.path[:200]}: {words}"))
+    words = f"{request.url.path[:200]}: {known.get(error.status_code, error.detail)}"
+    refusal: ColdframeError = InvalidRequestError(words)
+    if error.status_code in known and VERSION_HEADER in request.headers:
+        # An SDK asks for nothing that there is not, unless it is of another time than we are.
+        ours = f"Coldframe {coldframe.__version__} serves here"
+        refusal = VersionMismatchError(f"{words}: {ours}; use the same version on both sides")
+    told = failures.answer(refusal)
     return Response(told.body, error.status_code, error.headers, "application/json")
 
 

@@ -71,7 +71,8 @@ async def list_(
         raise InvalidRequestError("label: write name=value")
     found = await tenant.list({name: value for name, _, value in pairs})
     if cursor is not None:
-        found = tuple(info for info in found if (info.created_at, info.id) > _place(cursor))
+        place = _place(cursor)
+        found = tuple(info for info in found if (info.created_at, info.id) > place)
     page = found[:limit]
     more = len(found) > len(page)
     return json_answer(

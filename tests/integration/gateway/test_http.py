@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+import coldframe
 from coldframe import InvalidRequestError, Sandbox, SandboxClient
 
 
@@ -180,6 +181,17 @@ def test_refusal_is_an_error_of_ours(
 
     assert answer.status_code == status
     assert {"code", "message", "retryable", "side", "execution"} <= answer.json().keys()
+
+
+def test_sdk_that_asks_for_a_route_of_another_time_is_told_of_versions(
+    caller: httpx.Client,
+) -> None:
+    """Two installations of one machine: it looked as if the caller had asked for nonsense."""
+    newer = caller.post("/v1/sandboxes/x/new-thing", headers={"Coldframe-Protocol": "1"})
+
+    assert (newer.status_code, newer.json()["code"]) == (404, "version_mismatch")
+    assert coldframe.__version__ in newer.json()["message"]
+    assert caller.post("/v1/sandboxes/x/new-thing").json()["code"] == "invalid_request"
 
 
 def test_body_beyond_the_bound_is_refused_before_it_is_read(caller: httpx.Client) -> None:
