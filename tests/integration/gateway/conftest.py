@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ def self_signed(directory: Path) -> tuple[Path, Path]:
 def audit_lines(home: Path) -> list[dict[str, Any]]:
     """Return what the newest file of a service's audit log says."""
     return [json.loads(line) for line in (home / "audit" / "audit.jsonl").read_bytes().splitlines()]
+
+
+def until_logged(service: Service, words: str) -> None:
+    """Wait until a service's log has them: it comes by a pipe, after the answer."""
+    latest = time.monotonic() + 20
+    while not any(words in line for line in service.log):
+        assert time.monotonic() < latest, (words, service.log)
+        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.tracing import traced
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import audit_lines, http, self_signed
+from tests.integration.gateway.conftest import audit_lines, http, self_signed, until_logged
 
 IMAGE = "busybox"
 
@@ -353,7 +353,7 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
                 assert (answer.status_code, answer.json()["code"]) == (503, "store_unreachable")
                 assert answer.json()["retryable"] is True
                 assert str(pair.redis.port) not in answer.text  # whoever asks is a stranger
-                assert any(f"127.0.0.1:{pair.redis.port}" in line for line in gateway.log)
+                until_logged(gateway, f"127.0.0.1:{pair.redis.port}")
                 assert answer.headers["retry-after"] == "1"
                 with http(gateway.unix) as caller:  # needs no key
                     assert caller.get("/v1/sandboxes").status_code == 200

@@ -28,7 +28,7 @@ from coldframe.protocol.errors import (
     ServiceUnreachableError,
 )
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http, self_signed
+from tests.integration.gateway.conftest import http, self_signed, until_logged
 
 MakeKey = Callable[..., str]
 
@@ -81,7 +81,7 @@ def test_requests_without_a_valid_key_get_nowhere(
                     answer = caller.request(method, target)
                 assert answer.status_code == 401, (method, path, answer.text)
                 assert answer.json()["code"] == "not_authenticated"
-    assert any("refused" in line for line in keyed_service.log)
+    until_logged(keyed_service, "refused")
     assert not any(key.rpartition("_")[2] in line for line in keyed_service.log)
 
 
@@ -251,7 +251,7 @@ def test_another_user_is_turned_away_from_the_socket(service: Service) -> None:
     finally:
         path.chmod(mode)
     assert "403" in done.stdout, done
-    assert any("user 65534 refused" in line for line in service.log)
+    until_logged(service, "user 65534 refused")
     told = (service.home / "audit" / "audit.jsonl").read_text()
     assert '"status":403,"peer":"uid 65534"' in told
 
