@@ -70,6 +70,7 @@ def make_app(made: Service) -> FastAPI:
         description="Sandboxes of one node. Errors are `ErrorBody`; see its `code`.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to where Host says
         responses=_ERRORS,
     )
     app.state.service = made

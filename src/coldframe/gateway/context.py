@@ -22,7 +22,12 @@ from coldframe.gateway.tenants import Quotas, Tenant
 from coldframe.gateway.tickets import Tickets
 from coldframe.node.node import Node
 from coldframe.protocol import wire
-from coldframe.protocol.errors import ColdframeError, InvalidRequestError, TooLargeError
+from coldframe.protocol.errors import (
+    ColdframeError,
+    InvalidRequestError,
+    TooLargeError,
+    TooSlowError,
+)
 from coldframe.protocol.ids import OPERATION_PATTERN
 from coldframe.protocol.wire import LONGEST_POLL_S
 
@@ -132,17 +137,29 @@ async def body_bytes(request: Request) -> bytes:
 
     Raises:
         TooLargeError: it does not.
+        TooSlowError: it does not come.
     """
-    limit = service_of(request).settings.json_bytes
+    settings = service_of(request).settings
+    limit = settings.json_bytes
     if int(request.headers.get("content-length") or 0) > limit:
         raise TooLargeError(f"a body of at most {limit} bytes is taken here; stream files instead")
     pieces: list[bytes] = []
     size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise TooLargeError(f"a body of at most {limit} bytes is taken here")
-        pieces.append(piece)
+    try:
+        async with asyncio.timeout(settings.body_s) as patience:
+            begun = patience.when() or 0.0
+            async for piece in request.stream():
+                size += len(piece)
+                if size > limit:
+                    raise TooLargeError(f"a body of at most {limit} bytes is taken here")
+                pieces.append(piece)
+                if piece:
+                    patience.reschedule(begun + size / settings.body_bytes_per_s)
+    except TimeoutError:
+        raise TooSlowError(
+            f"of the body only {size} bytes came in time: {settings.body_s:g} s, and "
+            f"{settings.body_bytes_per_s:g} bytes a second"
+        ) from None
     return b"".join(pieces)
 
 

@@ -29,6 +29,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.ImageNotFoundError: 404,
     errors.PathNotFoundError: 404,
     errors.PortUrlInvalidError: 404,
+    errors.TooSlowError: 408,
     errors.ConflictError: 409,
     errors.SandboxStateError: 409,
     errors.NameInUseError: 409,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 log = logging.getLogger("coldframe.gateway")
 
@@ -182,6 +183,19 @@ class _Bounded(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+class Lasting(WebSocketsSansIOProtocol):
+    """A WebSocket that goes on while commands come to their end, and is closed after them."""
+
+    def shutdown(self) -> None:
+        """Leave it open: whoever is attached to a command is still to hear the rest of it."""
+        if not self.handshake_complete:
+            super().shutdown()
+
+    def end(self) -> None:
+        """Close it: the service ends."""
+        super().shutdown()
 
 
 def _peer_uid(transport: asyncio.Transport) -> int | None:

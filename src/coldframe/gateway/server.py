@@ -26,7 +26,7 @@ from coldframe.gateway.app import routes
 from coldframe.gateway.audit import open_log
 from coldframe.gateway.audited import Auditor
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
-from coldframe.gateway.protocol import bounded
+from coldframe.gateway.protocol import Lasting, bounded
 from coldframe.gateway.proxy import ByUrl
 from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
 from coldframe.gateway.served import Served
@@ -39,6 +39,8 @@ from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 _BACKLOG = 1024
 _LOOK_S = 0.05
+_LAST_WORDS_S = 1.0
+"""How long WebSockets may go on once commands have ended: those of commands end by themselves."""
 _LAST_ANSWERS_S = 5.0
 """How long answers may take to be sent once commands have ended."""
 
@@ -158,7 +160,7 @@ class Doors:
         config = uvicorn.Config(
             app,
             http=bounded(self._settings.head_bytes, self._settings.head_s, self._auditor.refused),
-            ws="websockets-sansio",
+            ws=Lasting,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -209,10 +211,19 @@ class Doors:
         while busy() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)  # the last command that ends tells nobody
         self._served.answer_now()
+        latest = loop.time() + _LAST_WORDS_S
+        while self._sockets() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        for tied in self._sockets():
+            tied.end()
         await asyncio.gather(*(task for _, task in self._servers))
         if self._unix is not None:
             self._unix.unlink(missing_ok=True)
         self._auditor.close()
+
+    def _sockets(self) -> list[Lasting]:
+        known = (one for server, _ in self._servers for one in server.server_state.connections)
+        return [one for one in known if isinstance(one, Lasting)]
 
     async def end(self) -> CloseReport:
         """Close, and end what is served."""

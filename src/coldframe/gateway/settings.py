@@ -16,6 +16,10 @@ class GatewaySettings:
     """Largest body that is held in memory. Files and archives are streamed, and have no bound."""
     head_bytes: int = 64 * 1024
     """Largest head of a request: its line and headers."""
+    body_s: float = 15.0
+    """How long a client may take for a body that is held in memory, and so much more as it has sent
+    at `body_bytes_per_s`."""
+    body_bytes_per_s: float = 64 * 1024
     head_s: float = 15.0
     """How long a client may take for the head of a request."""
     keep_alive_s: float = 75.0

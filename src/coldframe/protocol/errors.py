@@ -138,6 +138,14 @@ class TooLargeError(ColdframeError):
     side = Side.CALLER
 
 
+class TooSlowError(ColdframeError):
+    """The request's body did not come to its end in the time that it had; nothing was done."""
+
+    code = "too_slow"
+    side = Side.CALLER
+    retryable = True
+
+
 class VersionMismatchError(ColdframeError):
     """Client and service speak no common version of the protocol; nothing was done."""
 
