@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from coldframe.protocol.errors import CapacityError, Execution
 
@@ -48,12 +47,17 @@ def no_room(
     )
 
 
-@contextlib.contextmanager
-def needing_room(what: str, *, execution: Execution = Execution.NOT_EXECUTED) -> Iterator[None]:
+class needing_room:
     """Turn the block's failures for want of descriptors into CapacityError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise no_room(what, error.errno, execution=execution) from error
+
+    def __init__(self, what: str, *, execution: Execution = Execution.NOT_EXECUTED) -> None:
+        self._what, self._execution = what, execution
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise no_room(self._what, error.errno, execution=self._execution) from error

@@ -224,6 +224,8 @@ class NativeExec:
                 for left in end.leftovers
             ),
             request=self._plan.request,
+            queued_s=0.0,  # said, since to look a default up costs more
+            trace_id=None,
         )
 
     def _lost_result(self) -> ExecResult:
