@@ -222,6 +222,34 @@ async def test_client_that_does_something_else_loses_nothing(home: Path) -> None
         assert (await sandbox.exec("echo x")).stdout == b"x\n"
 
 
+FORKS = """
+import gc, os, sys
+from coldframe import ClientClosedError, SandboxClient
+with SandboxClient() as client:
+    sandbox = client.create_sandbox("any")
+    for _ in range(3):
+        if os.fork() == 0:
+            try:
+                sandbox.exec("echo from the child")
+            except ClientClosedError:
+                del sandbox, client
+                gc.collect()
+                sys.exit(0)
+            os._exit(1)
+        assert os.wait()[1] == 0
+        assert sandbox.exec("echo from the parent").text == "from the parent\\n"
+        assert sandbox.refresh().state == "ready"
+"""
+
+
+def test_forked_child_of_a_joined_client_disturbs_nothing(home: Path) -> None:
+    """Data loaders fork; the node must not take a child's end for its parent's."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKS], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_client_that_closes_leaves_what_it_kept(home: Path) -> None:
     """The last word comes before the end of the connection."""
     for _ in range(5):
