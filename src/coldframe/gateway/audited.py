@@ -16,6 +16,8 @@ from coldframe.protocol import tracing
 
 log = logging.getLogger("coldframe.gateway")
 
+REFUSED = "refused"
+"""What a request's state has when an application for strangers has refused it."""
 _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LONGEST = 64
 _REFUSALS_PER_S = 10.0
@@ -64,9 +66,12 @@ class Auditor:
         self._entries, self._routes = entries, routes
         self._refusals = Bounded()
 
-    def over(self, app: ASGIApp) -> ASGIApp:
-        """Return an application whose changes and refusals are written."""
-        return app if self._entries is None else _Audited(app, self)
+    def over(self, app: ASGIApp, *, only_refused: bool = False) -> ASGIApp:
+        """Return an application whose changes and refusals are written.
+
+        With `only_refused` nothing but what it marks as `REFUSED`: the rest is what a sandbox says.
+        """
+        return app if self._entries is None else _Audited(app, self, only_refused)
 
     def close(self) -> None:
         """Close the log."""
@@ -118,8 +123,8 @@ class Auditor:
 
 
 class _Audited:
-    def __init__(self, app: ASGIApp, auditor: Auditor) -> None:
-        self._app, self._auditor = app, auditor
+    def __init__(self, app: ASGIApp, auditor: Auditor, only_refused: bool) -> None:
+        self._app, self._auditor, self._only_refused = app, auditor, only_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything on; write a line when the answer begins, or when there will be none."""
@@ -130,14 +135,18 @@ class _Audited:
             if status is None:
                 status = _status(message)
                 if status is not None:
-                    self._auditor.note(scope, status)
+                    self._note(scope, status)
             await send(message)
 
         try:
             await self._app(scope, receive, noted)
         finally:
             if status is None:
-                self._auditor.note(scope, None)
+                self._note(scope, None)
+
+    def _note(self, scope: Scope, status: int | None) -> None:
+        if not self._only_refused or REFUSED in scope.get("state", ()):
+            self._auditor.note(scope, status)
 
 
 def _status(message: Message) -> int | None:

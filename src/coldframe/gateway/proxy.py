@@ -14,6 +14,7 @@ import json
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coldframe.gateway.audited import REFUSED
 from coldframe.gateway.context import Service
 from coldframe.gateway.failures import status_of
 from coldframe.gateway.proxy_headers import Headers, Passage
@@ -88,6 +89,7 @@ class PortProxy:
 
 
 async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
+    scope.setdefault("state", {})[REFUSED] = True
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": error.code})
         return

@@ -8,6 +8,8 @@ from typing import Any
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
+from coldframe.gateway.tickets import PREFIX
+
 UNKNOWN = "-"
 KNOWN = "coldframe.route"
 """Where a request's scope has the template of a route that was found already."""
@@ -23,6 +25,8 @@ class Routes:
         """Return a route's template and the sandbox that its path names, or `-` and nothing."""
         if KNOWN in scope:
             return scope[KNOWN], scope["path_params"]["sandbox_id"]
+        if scope["path"].startswith(PREFIX):
+            return f"{PREFIX}{{token}}", ""
         method = scope.get("method")
         for route in self._routes:
             match = route.path_regex.match(scope["path"])

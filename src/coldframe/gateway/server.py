@@ -155,7 +155,8 @@ class Doors:
         if self._guest is not None:
             app = self._guest.beside(app, admit, self._watch)
         app = self._auditor.over(app)
-        app = ByUrl(traced(app, self._routes), self._served.by_url)
+        by_url = self._auditor.over(self._served.by_url, only_refused=True)
+        app = ByUrl(traced(app, self._routes), by_url)
         app = Counting(app, self._served.meters, self._activity)
         config = uvicorn.Config(
             app,

@@ -23,7 +23,7 @@ from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import PortUrlInvalidError
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http
+from tests.integration.gateway.conftest import audit_lines, http
 
 SERVER = r"""
 import hashlib, json, os, sys, time
@@ -233,6 +233,12 @@ def test_url_that_is_guessed_expired_or_of_the_dead_leads_nowhere(
     with pytest.raises(InvalidStatus):
         connect(url.replace("http", "ws"))
     assert not any(token in line for line in service.log)
+    refused = [line for line in audit_lines(service.home) if line["route"] == "/p/{token}"]
+    assert {(line["method"], line["status"]) for line in refused} == {
+        *(("GET", 404), ("WEBSOCKET", 403))
+    }
+    assert len(refused) >= len(answers)
+    assert token not in (service.home / "audit" / "audit.jsonl").read_text()
     key = service.home / "ports.key"
     assert (key.stat().st_mode & 0o077, key.stat().st_size) == (0, 32)
 
