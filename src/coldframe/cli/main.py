@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from coldframe.cli import render
-from coldframe.protocol.errors import ColdframeError, Side
+from coldframe.cli.variables import misspelt
+from coldframe.protocol.errors import ColdframeError, ImageError, Side
 
 if TYPE_CHECKING:
     import typer
@@ -141,7 +142,9 @@ def explain(error: BaseException) -> tuple[int, str]:
         return EXIT_INTERRUPTED, "interrupted"
     if isinstance(error, ColdframeError):
         code = EXIT_CALLER if error.side is Side.CALLER else EXIT_FAILED
-        return code, render.sentence(str(error))
+        # What a build step printed is read by lines.
+        told = render.block if isinstance(error, ImageError) else render.sentence
+        return code, told(str(error))
     usage = getattr(error, "format_message", None)
     if usage is not None:
         return EXIT_CALLER, f"{render.sentence(usage()).rstrip('.')} (see --help)"
@@ -182,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command's own exit code through.
     """
     _open_standard_streams()
+    for warning in misspelt(os.environ):
+        print(f"coldframe: {render.sentence(warning)}", file=sys.stderr)
     debug, words = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
     wanted = next((word for word in words if not word.startswith("-")), None)
     try:

@@ -43,6 +43,12 @@ def sentence(text: str) -> str:
     return safe(" ".join(text.split())) or "no reason was given"
 
 
+def block(text: str) -> str:
+    """Return text whose first line is a sentence, and whose others are shown as they were."""
+    first, *others = text.splitlines() or [""]
+    return "\n".join([sentence(first), *(f"  {safe(line.expandtabs())}" for line in others)])
+
+
 def safe(text: str) -> str:
     """Replace control characters, so that hostile text cannot drive the terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

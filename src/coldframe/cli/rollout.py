@@ -253,13 +253,17 @@ def show(
         print(json.dumps({"config": config, "summary": summary, "attempts": attempts}))
         return 0
     rows = [_row(key, one) for key, one in ordered(results)]
+    if not rows:
+        print("no attempt has a result")
     header = ["ATTEMPT", "OUTCOME", "STEPS", "TOKENS", "CREATE", "MODEL", "EXEC", "VERIFY", "TOTAL"]
-    print(render.table(header, rows))
+    if rows:
+        print(render.table(header, rows))
     if summary is None:
         print("\nthis run has no summary yet: it runs, or was killed; run it again to go on")
     else:
         print(f"\n{summary_table(summary)}")
-    return 0
+    refused_all = summary is not None and not rows and bool(summary["refused"])
+    return 1 if refused_all else 0
 
 
 def _brief(one: Trajectory) -> dict[str, Any]:

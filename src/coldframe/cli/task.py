@@ -30,7 +30,7 @@ def task() -> None:
 
 @app.command("init")
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is to lie.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where it is to lie.")],
     name: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Default: my/ and the directory's name.")
     ] = None,
@@ -42,7 +42,9 @@ def init(
     ] = False,
 ) -> int:
     """Write a small task that `task check` passes, to be changed into yours."""
-    write_new_task(directory, name=name, image=image, multi_step=multi_step)
+    if not directory.strip():
+        raise InvalidRequestError("DIR is empty; name a directory that is not there yet")
+    write_new_task(Path(directory), name=name, image=image, multi_step=multi_step)
     check = f"coldframe task check {directory}"
     print(render.safe(f"{directory}: written; now change it, and run: {check}"))
     return 0

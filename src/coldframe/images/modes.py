@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 
-_OCTAL = re.compile(r"0?[0-7]{3,4}")
+_OCTAL = re.compile(r"0*[0-7]{1,4}")
 _CLAUSE = re.compile(r"([ugoa]*)((?:[-+=][rwxXst]*)+)")
 _WHO = {"u": 0o4700, "g": 0o2070, "o": 0o1007, "a": 0o7777}
 _BITS = {"r": 0o444, "w": 0o222, "x": 0o111, "s": 0o6000, "t": 0o1000}

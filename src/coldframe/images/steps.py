@@ -302,7 +302,9 @@ def failure(done: StepResult) -> str:
         output = output[-_TAIL_BYTES:]
         output = output.partition(b"\n")[2] or output
     tail = output.decode("utf-8", "replace").strip()
-    return f"{how}: {tail}" if tail else f"{how} and printed nothing"
+    if not tail:
+        return f"{how} and printed nothing"
+    return f"{how}:\n{tail}" if "\n" in tail else f"{how}: {tail}"
 
 
 def _how(result: ExecResult) -> str:

@@ -8,6 +8,7 @@ every result; run again, it makes only what has none.
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -143,6 +144,9 @@ class RunResult:
         return bool(self.summary["complete"]) and totals["failed_attempts"] == 0
 
 
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
 class Batch:
     """One run of one configuration; see the module."""
 
@@ -172,6 +176,14 @@ class Batch:
             RunError: the directory belongs to another configuration or process.
             asyncio.CancelledError: interrupted; sandboxes are deleted, results are kept.
         """
+        try:
+            return await self._run()
+        except OSError as error:
+            place = error.filename or self.directory.root
+            remedy = "; make room there, and run it again to go on" if error.errno in _FULL else ""
+            raise RunError(f"{place}: {error.strerror or error}{remedy}") from error
+
+    async def _run(self) -> RunResult:
         with self.directory.held():
             self.run_id = self.directory.begin(self.run_id, self.config.asked())
             self.lock = self.directory.lock(self._lock())

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from coldframe.host.egress.certificates import Authority, hashed_name
-from coldframe.protocol.network import Credential, EgressDecision
-from tests.fixtures.egress import WEB, Internet, MakeFenced, until
+from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
+from coldframe.protocol.ids import new_sandbox_id
+from coldframe.protocol.models import SandboxSpec
+from coldframe.protocol.network import Credential, EgressDecision, EgressKind, NetworkPolicy
+from tests.fixtures.egress import (
+    WEB,
+    Fenced,
+    Internet,
+    MakeFenced,
+    inside,
+    two_networks,
+    until,
+)
+from tests.fixtures.runtime import native_runtime_in
+from tests.integration.egress.test_packages import trust_bundle
 
 SECRET = "Bearer of-the-operator"
 PROXY = "http://127.0.0.53:3128"
@@ -111,8 +127,8 @@ async def test_credential_is_added_where_the_client_speaks_tls(
     assert posted.count("a body ") == 10_000
     assert kept.split() == ["200", "said"] * 3
     assert "refs/heads/main" in refs
-    inside = await box.run("sh", "-c", "env; cat /etc/ssl/certs/*; cat /proc/*/environ")
-    assert SECRET not in inside
+    seen = await box.run("sh", "-c", "env; cat /etc/ssl/certs/*; cat /proc/*/environ")
+    assert SECRET not in seen
     assert SECRET not in str(box.sandbox.egress_events(0, 1000))
     wanted = {"decision": EgressDecision.CLOSED, "name": "web.example", "port": 443}
     await until(lambda: len(box.events(**wanted)) == 5)
@@ -179,3 +195,48 @@ def test_hashed_name_is_what_openssl_computes(tmp_path: Path) -> None:
     told = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
     assert hashed_name() == f"{told}.0"
+
+
+async def names_here_and_there(name: str) -> Sequence[str]:
+    """The test's names, and the machine's."""
+    if name == "web.example":
+        return [WEB]
+    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_curl_as_it_is_asks_by_https_with_the_credential(
+    tmp_path: Path,
+    image_store: ImageStore,
+    debian_image: Image,
+    certificate: Path,
+    tls_server: ssl.SSLContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Installed from Debian's index, with the bundle that its package makes."""
+    layers = image_store.layers_directory
+    async with native_runtime_in(
+        tmp_path, layers, workers=1, resolve=names_here_and_there
+    ) as runtime:
+        spec = SandboxSpec(image=debian_image.name, network=NetworkPolicy.parse("presets:apt"))
+        box = Fenced(await runtime.create(new_sandbox_id(runtime.node_id), spec, debian_image))
+        trust = await trust_bundle(box)
+        install = (
+            "apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -qy "
+            "--no-install-recommends install curl ca-certificates"
+        )
+        said = await box.run("sh", "-c", install, deadline_s=300.0, env=trust)
+        if box.events(kind=EgressKind.TCP, decision=EgressDecision.CLOSED) == []:
+            pytest.skip(f"this machine reaches no Debian mirror: {said[-200:]}")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+        tls_server.set_alpn_protocols(["http/1.1"])
+        with two_networks() as (here, there), inside(here):
+            server = Internet(there)
+            await server.serve(WEB, 443, answer, ssl=tls_server)
+            await box.set("web.example:443", credentials=SECRETS)
+            asked = await box.run("curl", "-sS", "https://web.example/")
+            await server.close()
+
+    assert f"Authorization: {SECRET}" in asked

@@ -309,3 +309,40 @@ def test_rollout_show_of_hostile_output_does_not_drive_the_terminal(tmp_path: Pa
     assert "owned" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert "\x07" not in shown.stdout
+
+
+def test_show_of_a_run_whose_tasks_were_all_refused_says_so_and_fails(tmp_path: Path) -> None:
+    """An empty table and exit code 0 look like a run that went well."""
+    task = write_task(tmp_path, "refused", toml=BASE + "gpus = 1\n")
+    coldframe("rollout", "run", task, "--harness", "nop", "--out", tmp_path / "out")
+    shown = coldframe("rollout", "show", tmp_path / "out")
+
+    assert shown.returncode == 1
+    assert shown.stdout.startswith("no attempt has a result")
+    assert "gpus" in shown.stdout
+
+
+def test_task_init_of_an_empty_name_writes_nothing(tmp_path: Path) -> None:
+    """An empty variable in a script must not fill the directory that one stands in."""
+    words = command("task", "init", "")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "DIR is empty" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_directory_on_a_full_disk_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """`No space left on device` alone does not say which of the machine's disks."""
+    task = make_task(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", out], check=True)
+    try:
+        done = coldframe("rollout", "run", task, "--harness", "oracle", "--out", out)
+    finally:
+        subprocess.run(["umount", out], check=True)
+
+    assert done.returncode == 2, done.stderr
+    assert f"{out}" in done.stderr
+    assert "No space left on device; make room there, and run it again to go on" in done.stderr

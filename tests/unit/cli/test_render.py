@@ -68,3 +68,10 @@ def test_table_with_hostile_cells_stays_in_its_columns() -> None:
     assert lines[0] == "NAME      PID"
     assert "\x1b" not in shown
     assert [line.rindex(pid) for line, pid in zip(lines[1:], ("1", "22"), strict=True)] == [10, 10]
+
+
+def test_block_keeps_lines_and_no_control_character() -> None:
+    """What a failed step printed is unreadable on one line, and hostile all the same."""
+    assert (
+        render.block("it failed:\none\x1b[2J\n\ttwo") == "it failed:\n  one\ufffd[2J\n          two"
+    )

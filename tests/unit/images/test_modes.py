@@ -44,7 +44,7 @@ def test_mode_is_changed_as_said(mode: int, text: str, made: int) -> None:
     assert changed(mode, text) == made
 
 
-@pytest.mark.parametrize("text", ["", "x", "u+y", "99", "12345", "u=rw,", "+x o", "z=r"])
+@pytest.mark.parametrize("text", ["", "x", "888", "u+y", "99", "12345", "u=rw,", "+x o", "z=r"])
 def test_text_that_is_no_mode_is_told(text: str) -> None:
     """It is refused with its line."""
     assert not is_mode(text)
