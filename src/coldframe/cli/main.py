@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command's own exit code through.
     """
     _open_standard_streams()
-    for warning in misspelt(os.environ):
+    for warning in misspelt():
         print(f"coldframe: {render.sentence(warning)}", file=sys.stderr)
     debug, words = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
     wanted = next((word for word in words if not word.startswith("-")), None)

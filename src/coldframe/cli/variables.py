@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 PREFIX = "COLDFRAME_"
@@ -18,10 +19,10 @@ KNOWN = frozenset(
 )
 
 
-def misspelt(environment: Iterable[str]) -> list[str]:
+def misspelt(environment: Iterable[str] | None = None) -> list[str]:
     """Return a warning for each variable of ours that nothing reads, with the nearest that is."""
     warnings = []
-    for name in sorted(environment):
+    for name in sorted(os.environ if environment is None else environment):
         if not name.startswith(PREFIX) or name in KNOWN:
             continue
         near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.8)

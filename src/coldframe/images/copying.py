@@ -9,13 +9,14 @@ import hashlib
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.images.archives import decompressed, is_archive
 from coldframe.images.digest import describe
+from coldframe.images.ignore import Ignore
 from coldframe.images.modes import changed
 from coldframe.images.sources import Source
 from coldframe.images.trees import remove_tree
@@ -40,6 +41,38 @@ class Copy:
     """Names and contents of here-documents."""
     unpacks: bool = False
     """Whether archives are unpacked (ADD)."""
+    excludes: tuple[str, ...] = ()
+    """Patterns, as in a .dockerignore, of what stays behind: of paths below a source that is a
+    directory, of the name of one that is a file."""
+    parents: bool = False
+    """Whether a source keeps the directories above it, those before a `/./` left out."""
+
+    def chosen(self, source: Source) -> Iterator[tuple[str, str, str]]:
+        """Yield each source as it was written, its path, and the directories that it keeps."""
+        ignore = Ignore("\n".join(self.excludes))
+        for text in self.sources:
+            for path in source.expand(text):
+                with source.entry(path) as entry:
+                    is_directory = stat.S_ISDIR(entry.stat.st_mode)
+                if not is_directory and ignore.leaves_out(posixpath.basename(path)) is not None:
+                    continue
+                yield text, path, self._kept(text, path, is_directory=is_directory)
+
+    def _kept(self, text: str, path: str, *, is_directory: bool) -> str:
+        if not self.parents:
+            return ""
+        before, pivot, _ = text.partition("/./")
+        parts = path.split("/")
+        dropped = len(posixpath.normpath(before).strip("/").split("/")) if pivot else 0
+        dropped -= pivot != "" and posixpath.normpath(before) in (".", "/", "")
+        return "/".join(parts[dropped:] if is_directory else parts[dropped:-1])
+
+    def below(self, source: Source, path: str) -> Iterator[Entry]:
+        """Walk a source that is a directory, without what stays behind."""
+        ignore = Ignore("\n".join(self.excludes))
+        for entry in source.walk(path):
+            if ignore.leaves_out(os.fsdecode(entry.path)) is None:
+                yield entry
 
 
 def copy_digest(source: Source, request: Copy) -> str:
@@ -50,14 +83,15 @@ def copy_digest(source: Source, request: Copy) -> str:
     whole = hashlib.sha256(b"coldframe-copy-1\n")
     target, owner, mode, files = request.target, request.owner, request.mode, request.files
     whole.update(repr((target, owner, mode, files, request.unpacks)).encode())
-    for text in request.sources:
-        for path in source.expand(text):
-            with source.entry(path) as entry:
-                whole.update(repr((text, path)).encode())
-                describe(whole, entry)
-                is_directory = stat.S_ISDIR(entry.stat.st_mode)
-            for below in source.walk(path) if is_directory else ():
-                describe(whole, below)
+    if request.excludes or request.parents:
+        whole.update(repr((request.excludes, request.parents)).encode())
+    for text, path, _ in request.chosen(source):
+        with source.entry(path) as entry:
+            whole.update(repr((text, path)).encode())
+            describe(whole, entry)
+            is_directory = stat.S_ISDIR(entry.stat.st_mode)
+        for below in request.below(source, path) if is_directory else ():
+            describe(whole, below)
     return whole.hexdigest()
 
 
@@ -97,13 +131,16 @@ class LayerCopy:
         Raises:
             ImageError: a source or the target is not what COPY can use; the message names it.
         """
-        paths = [path for one in request.sources for path in source.expand(one)]
+        paths = [(path, kept) for _, path, kept in request.chosen(source)]
         target = os.fsencode(request.target)
         if len(paths) + len(request.files) > 1 and not target.endswith(b"/"):
             raise ImageError(f"several sources need a target that ends in / ({request.target})")
         self.inherit_root()
         with TreeWriter(self._tree) as writer:
-            count = sum(self._copy_one(source, path, target, request, writer) for path in paths)
+            count = 0
+            for path, kept in paths:
+                place = target.rstrip(b"/") + b"/" + os.fsencode(kept) + b"/" if kept else target
+                count += self._copy_one(source, path, place, request, writer)
             for name, content in request.files:
                 self._write(os.fsencode(name), content, target, request, writer)
             return count + len(request.files)
@@ -132,7 +169,7 @@ class LayerCopy:
                 target = self._inside(os.fsencode(posixpath.basename(path)), target)
                 self._put(entry, target, _metadata(entry, request), request, writer)
                 return 1
-        return self._copy_tree(source.walk(path), target, request, writer)
+        return self._copy_tree(request.below(source, path), target, request, writer)
 
     def _write(
         self, name: bytes, content: bytes, target: bytes, request: Copy, writer: TreeWriter

@@ -18,12 +18,15 @@ KEYWORDS = (
     *("LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
 )
 _FLAGS = {
-    "ADD": ("chown", "chmod", "link"),
-    "COPY": ("from", "chown", "chmod", "link"),
+    "ADD": ("chown", "chmod", "link", "exclude"),
+    "COPY": ("from", "chown", "chmod", "link", "exclude", "parents"),
     "FROM": ("platform",),
     "HEALTHCHECK": ("interval", "timeout", "start-period", "start-interval", "retries"),
     "RUN": ("network", "mount"),
 }
+_REPEATED = ("mount", "exclude")
+_SWITCHES = ("link", "parents")
+"""True where they are only named. A layer stands by itself here anyway, so --link does nothing."""
 _JSON = ("ADD", "CMD", "COPY", "ENTRYPOINT", "RUN", "SHELL", "VOLUME")
 _NOT_TRIGGERED = ("FROM", "ONBUILD", "MAINTAINER")
 _FLAG = re.compile(r"--([a-zA-Z][a-zA-Z0-9-]*)(?:=((?:\"[^\"]*\"|'[^']*'|[^\s\"'])*))?(?:\s+|$)")
@@ -43,7 +46,9 @@ class Instruction:
     """What follows the keyword and its flags."""
     flags: dict[str, str] = field(default_factory=dict)
     mounts: tuple[str, ...] = ()
-    """Values of --mount, the one flag that may be given several times."""
+    """Values of --mount, which may be given several times."""
+    excludes: tuple[str, ...] = ()
+    """Values of --exclude, which may be given several times."""
     words: tuple[str, ...] | None = None
     """The elements of the exec (JSON) form; None for the shell form."""
     heredocs: tuple[Heredoc, ...] = ()
@@ -58,6 +63,7 @@ class Instruction:
         """The whole instruction on one line, without here-documents."""
         flags = [f"--{name}={value}" for name, value in self.flags.items()]
         flags += [f"--mount={value}" for value in self.mounts]
+        flags += [f"--exclude={value}" for value in self.excludes]
         return " ".join([self.keyword, *flags, self.value])
 
 
@@ -124,33 +130,36 @@ def _instruction(where: str, line: Line, escape: str) -> Instruction:
     if keyword not in KEYWORDS:
         known = ", ".join(KEYWORDS)
         raise DockerfileError(f"{where}: {keyword[:40]!r} is no instruction; there are: {known}")
-    flags, mounts, rest = _flags(where, keyword, rest)
+    flags, repeated, rest = _flags(where, keyword, rest)
     if not rest:
         raise DockerfileError(f"{where}: {keyword} needs an argument")
     words = _json_words(rest) if keyword in _JSON else None
     if words and any("\0" in word or _SURROGATE.search(word) for word in words):
         raise DockerfileError(f"{where}: {keyword}: a word is no text that a path could hold")
     heredocs = line.heredocs if words is None else ()
-    return Instruction(where, keyword, rest, flags, mounts, words, heredocs, escape)
+    mounts, excludes = (tuple(repeated[name]) for name in _REPEATED)
+    return Instruction(where, keyword, rest, flags, mounts, excludes, words, heredocs, escape)
 
 
-def _flags(where: str, keyword: str, rest: str) -> tuple[dict[str, str], tuple[str, ...], str]:
+def _flags(where: str, keyword: str, rest: str) -> tuple[dict[str, str], dict[str, list[str]], str]:
     flags: dict[str, str] = {}
-    mounts: list[str] = []
+    repeated: dict[str, list[str]] = {name: [] for name in _REPEATED}
     while match := _FLAG.match(rest):
         name, value = match[1], match[2]
         if name not in _FLAGS.get(keyword, ()):
             raise DockerfileError(f"{where}: {keyword} --{name} is not supported; remove it")
-        if name == "link":
-            value = value or "true"  # a layer stands by itself here anyway
+        if name in _SWITCHES:
+            value = value or "true"
+            if value not in ("true", "false"):
+                raise DockerfileError(f"{where}: {keyword} --{name} is true or false")
         if not value or name in flags:
             raise DockerfileError(f"{where}: {keyword} --{name} needs one value (--{name}=VALUE)")
-        if name == "mount":
-            mounts.append(value)
+        if name in repeated:
+            repeated[name].append(value)
         else:
             flags[name] = value
         rest = rest[match.end() :]
-    return flags, tuple(mounts), rest
+    return flags, repeated, rest
 
 
 def _json_words(rest: str) -> tuple[str, ...] | None:

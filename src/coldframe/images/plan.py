@@ -17,6 +17,7 @@ from coldframe.images.base import Image, ImageConfig
 from coldframe.images.configure import DEFAULT_SHELL, configure, user
 from coldframe.images.copying import Copy
 from coldframe.images.dockerfile import Instruction, parse_trigger
+from coldframe.images.ignore import Ignore
 from coldframe.images.modes import is_mode
 from coldframe.images.mounts import Mount, mounts
 from coldframe.images.sources import Context
@@ -222,6 +223,8 @@ class _StagePlanner:
             mode=_mode(line, env),
             files=tuple(files),
             unpacks=line.keyword == "ADD",
+            excludes=_excludes(line, env),
+            parents=line.flags.get("parents") == "true",
         )
         if owner is not None:
             owner = user(expand(owner, env, line.escape))
@@ -292,6 +295,12 @@ def _refuse_remote(line: Instruction, source: str) -> None:
             f"ADD {source[:200]}: nothing is fetched here; write RUN with curl or git, "
             "or put the file into the build context"
         )
+
+
+def _excludes(line: Instruction, env: Mapping[str, str]) -> tuple[str, ...]:
+    patterns = tuple(expand(one, env, line.escape) for one in line.excludes)
+    Ignore("\n".join(patterns), "--exclude")  # says what is wrong with them, with the line
+    return patterns
 
 
 def _mode(line: Instruction, env: Mapping[str, str]) -> str | None:

@@ -9,8 +9,83 @@ from pathlib import Path
 
 import pytest
 
-from coldframe.images.base import Healthcheck
+from coldframe.images.base import Healthcheck, Image
 from tests.integration.images.bench import Bench, Refuse
+
+# --- what is copied -------------------------------------------------------------------
+
+
+def listing(bench: Bench, image: Image) -> list[str]:
+    return bench.read(image, "listing").split()
+
+
+TREE = ("src/app/main.py", "src/app/notes.md", "src/lib/deep/util.py", "src/lib/deep/data.txt")
+
+
+@pytest.fixture
+def tree(bench: Bench) -> None:
+    for name in (*TREE, "readme.md", "run.sh"):
+        path = bench.context / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+LIST = "RUN cd /to && find . -type f | sort > /listing\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        (
+            "COPY --exclude=*.md src /to/",
+            ["app/main.py", "lib/deep/data.txt", "lib/deep/util.py", "app/notes.md"],
+        ),
+        (
+            "COPY --exclude=**/*.md src /to/",
+            ["app/main.py", "lib/deep/data.txt", "lib/deep/util.py"],
+        ),
+        ("COPY --exclude=**/*.md --exclude=lib/deep src /to/", ["app/main.py"]),
+        (
+            "COPY --exclude=lib --exclude=!lib/deep/util.py src /to/",
+            ["app/main.py", "app/notes.md", "lib/deep/util.py"],
+        ),
+        ("COPY --exclude=*.md *.md run.sh /to/", ["run.sh"]),
+        ("ADD --exclude=app src /to/", ["lib/deep/data.txt", "lib/deep/util.py"]),
+        ("COPY --parents src/app/main.py run.sh /to/", ["run.sh", "src/app/main.py"]),
+        ("COPY --parents src/lib /to/", ["src/lib/deep/data.txt", "src/lib/deep/util.py"]),
+        (
+            "COPY --parents src/./*/*.py src/./lib/deep /to/",
+            ["app/main.py", "lib/deep/data.txt", "lib/deep/util.py"],
+        ),
+        ("COPY --parents ./src/lib/./deep/*.py /to/", ["deep/util.py"]),
+        (
+            "COPY --parents --exclude=**/*.txt src /to/",
+            ["src/app/main.py", "src/app/notes.md", "src/lib/deep/util.py"],
+        ),
+    ],
+)
+@pytest.mark.usefixtures("tree")
+async def test_copy_leaves_out_and_keeps_parents_as_said(
+    bench: Bench, line: str, made: list[str]
+) -> None:
+    """What a Dockerfile of a larger project says to have fewer layers, and smaller ones."""
+    image = await bench.build(f"FROM busybox\n{line}\n{LIST}")
+
+    assert [one.removeprefix("./") for one in listing(bench, image)] == sorted(made)
+
+
+@pytest.mark.usefixtures("tree")
+async def test_copy_of_what_was_left_out_is_done_once(bench: Bench) -> None:
+    """A file that stays behind changes no layer; another pattern does."""
+    text = f"FROM busybox\nCOPY --exclude=**/*.md src /to/\n{LIST}"
+    first = await bench.build(text)
+    (bench.context / "src" / "app" / "notes.md").write_text("other")
+    again = await bench.build(text)
+    other = await bench.build(text.replace("**/*.md", "**/*.txt"))
+
+    assert again.layers == first.layers
+    assert other.layers != first.layers
+
 
 # --- arguments ------------------------------------------------------------------------
 
