@@ -17,6 +17,7 @@ from starlette.responses import Response
 from coldframe.gateway.health import HealthCheck
 from coldframe.gateway.identity import Identity, Scope
 from coldframe.gateway.meters import Meters
+from coldframe.gateway.protocol import WHOLE
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.tenants import Quotas, Tenant
 from coldframe.gateway.tickets import Tickets
@@ -143,6 +144,8 @@ async def body_bytes(request: Request) -> bytes:
     limit = settings.json_bytes
     if int(request.headers.get("content-length") or 0) > limit:
         raise TooLargeError(f"a body of at most {limit} bytes is taken here; stream files instead")
+    if WHOLE in request.scope:
+        return _bounded(await request.body(), limit)
     pieces: list[bytes] = []
     size = 0
     try:
@@ -150,9 +153,7 @@ async def body_bytes(request: Request) -> bytes:
             begun = patience.when() or 0.0
             async for piece in request.stream():
                 size += len(piece)
-                if size > limit:
-                    raise TooLargeError(f"a body of at most {limit} bytes is taken here")
-                pieces.append(piece)
+                pieces.append(_bounded(piece, limit - size + len(piece)))
                 if piece:
                     patience.reschedule(begun + size / settings.body_bytes_per_s)
     except TimeoutError:
@@ -161,6 +162,12 @@ async def body_bytes(request: Request) -> bytes:
             f"{settings.body_bytes_per_s:g} bytes a second"
         ) from None
     return b"".join(pieces)
+
+
+def _bounded(data: bytes, most: int) -> bytes:
+    if len(data) > most:
+        raise TooLargeError("this body is larger than what is held in memory; stream files instead")
+    return data
 
 
 async def body(request: Request, kind: type[M]) -> M:

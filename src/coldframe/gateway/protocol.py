@@ -21,6 +21,10 @@ _TOO_LARGE = b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\nconnection: close\
 _NOT_YOU = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
+WHOLE = "coldframe.whole"
+"""Key in the scope of a request whose body has come to its end."""
+
+
 class Joined:
     """A transport that sends what is written in one turn of the event loop by one call.
 
@@ -149,6 +153,7 @@ class _Bounded(HttpToolsProtocol):
         self._in_head = True
         if not self._refused:
             super().on_message_complete()
+            cast(dict[str, object], self.scope)[WHOLE] = True
 
     def on_response_complete(self) -> None:
         """Send it at once, not in another turn of the loop."""
