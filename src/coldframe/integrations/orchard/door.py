@@ -13,7 +13,7 @@ from coldframe.gateway.context import Service
 from coldframe.gateway.guard import Admission, Guard
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.watch import Watch
-from coldframe.integrations.orchard import routes, services, terminal
+from coldframe.integrations.orchard import files, routes, services, terminal
 from coldframe.protocol.errors import ColdframeError
 
 _PATHS = re.compile(r"/|/(?:health|resources)|/(?:sandboxes|jobs)(?:/.*)?", re.DOTALL)
@@ -33,6 +33,7 @@ class Orchard:
         """Its routes, to be looked up by what is asked for."""
         return [
             *routes.router.routes,
+            *files.router.routes,
             *services.router.routes,
             *terminal.router.routes,
         ]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import copy
 import dataclasses
 import os
-import posixpath
 import time
 import uuid
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -25,15 +21,12 @@ from coldframe.gateway import failures
 from coldframe.gateway.context import Service, body, enter, service_of, unless_gone
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.tenants import Tenant
-from coldframe.integrations.orchard import services, terminal, words
+from coldframe.integrations.orchard import files, services, terminal, words
 from coldframe.integrations.orchard.jobs import Job, Jobs
 from coldframe.protocol.errors import (
     CapacityError,
     ColdframeError,
     Execution,
-    FileError,
-    FileTooLargeError,
-    InvalidRequestError,
     ProgramNotFoundError,
     SandboxNotFoundError,
 )
@@ -41,9 +34,6 @@ from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import (
     MIB,
     ExecRequest,
-    FileEntry,
-    FileKind,
-    FileStat,
     SandboxInfo,
     SandboxSpec,
 )
@@ -52,7 +42,6 @@ router = APIRouter()
 
 _BODY_BYTES = 128 * MIB
 """Files travel in JSON here, so a body may be larger than elsewhere."""
-_FILE_BYTES = 96 * MIB
 _DRAIN_S = 30.0
 _RETRY_S = "5"
 _OVERLOADED = 503
@@ -68,6 +57,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.jobs = Jobs()
     app.include_router(router)
     app.state.exposed = {}
+    app.include_router(files.router)
     app.include_router(services.router)
     app.include_router(terminal.router)
     app.add_exception_handler(ColdframeError, _answer_ours)
@@ -305,77 +295,3 @@ async def apply_patch(request: Request, sandbox_id: str) -> dict[str, Any]:
         "exit_code": result.exit_code,
         "error": None if result.exit_code is not None else f"it was cut short: {result.reason}",
     }
-
-
-# --- files ----------------------------------------------------------------------------
-
-
-@router.post("/sandboxes/{sandbox_id}/files")
-async def upload(request: Request, sandbox_id: str) -> dict[str, Any]:
-    """Write a file, whole or not at all; directories above it are made."""
-    tenant = enter(request, Scope.EXEC)
-    asked = await body(request, words.Upload)
-    info = await words.found(tenant, sandbox_id)
-    try:
-        content = base64.b64decode(asked.content, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequestError(f"content: no base64: {error}") from error
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield content
-
-    size = await tenant.node.files(info.id).write(
-        _path(asked.path), pieces(), mode=0o644, owner=None, parents=True
-    )
-    return {"success": True, "path": asked.path, "size": size}
-
-
-@router.get("/sandboxes/{sandbox_id}/files")
-async def download(request: Request, sandbox_id: str, path: str) -> dict[str, Any]:
-    """Read a file."""
-    tenant = enter(request, Scope.READ)
-    info = await words.found(tenant, sandbox_id)
-    content = bytearray()
-    async for piece in tenant.node.files(info.id).read(_path(path), offset=0, length=None):
-        content += piece
-        if len(content) > _FILE_BYTES:
-            raise FileTooLargeError(f"{path!r} holds more than {_FILE_BYTES} bytes")
-    return {
-        "path": path,
-        "content": base64.b64encode(content).decode("ascii"),
-        "size": len(content),
-    }
-
-
-@router.get("/sandboxes/{sandbox_id}/files/list")
-async def list_files(
-    request: Request, sandbox_id: str, path: str = words.WORKDIR
-) -> dict[str, Any]:
-    """List a directory, by name."""
-    tenant = enter(request, Scope.READ)
-    info = await words.found(tenant, sandbox_id)
-    directory = _path(path)
-    files = tenant.node.files(info.id)
-    found = sorted(await files.list(directory), key=lambda entry: entry.name)
-    shown = []
-    for entry in found:
-        stat = entry.stat
-        if stat.kind is FileKind.LINK:
-            with contextlib.suppress(FileError):  # it leads nowhere
-                stat = await files.stat(os.fsencode(directory) + b"/" + entry.name)
-        shown.append(_shown(entry, stat))
-    return {"path": path, "files": shown}
-
-
-def _shown(entry: FileEntry, stat: FileStat) -> dict[str, Any]:
-    return {
-        "name": entry.name.decode("utf-8", "replace"),
-        "type": "directory" if stat.kind is FileKind.DIRECTORY else "file",
-        "size": stat.size,
-        "modified": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(stat.mtime_ns // 10**9)),
-    }
-
-
-def _path(path: str) -> str:
-    """Relative paths begin where commands do."""
-    return posixpath.join(words.WORKDIR, path)
