@@ -25,6 +25,8 @@ MOST_FLOWS = 12_288
 """Connections of one sandbox at once."""
 _MANY, _SMALL_BUFFER = 256, 1 << 16
 """Of so many, each gets less of the kernel's memory: slow readers would fill megabytes each."""
+_ENDS_A_TURN = 32
+"""Connections that are cut, in one turn of the event loop."""
 _SCARCE = 0.25
 """The part of the node's own room that is taken before other processes carry too."""
 
@@ -90,25 +92,42 @@ class Desk:
         # Nothing runs between here and the end of the loop: for all of them at one moment. Those
         # of other processes first, as they are told and not stopped.
         verdicts: dict[tuple[object, ...], Verdict] = {}
+        halted: list[Flow] = []
+
+        def cut(flow: Flow, reason: str) -> None:
+            # To take a thousand out of the event loop is long; to let it carry nothing is not.
+            if flow.halt(reason):
+                halted.append(flow)
+            else:
+                flow.end(reason)
+
+        secrets = bool(before.policy.credentials or engine.policy.credentials)
         for flow in sorted(self._flows, key=_is_near):
             flow.meter = self.meter
             if flow.address is None:
                 continue
-            reason = self._changed(flow, before)
+            reason = self._changed(flow, before) if secrets or flow.far else ""
             if reason:
-                flow.end(reason)
+                cut(flow, reason)
                 continue
             key = (flow.address, flow.port, flow.name, flow.names, flow.spoken)
             verdict = verdicts.get(key) or verdicts.setdefault(key, self.verdict_of(flow))
             if not verdict.allowed:
-                flow.end(f"the new policy does not allow it: {verdict.reason}")
+                cut(flow, f"the new policy does not allow it: {verdict.reason}")
             elif verdict.names and not flow.watched:
-                flow.end("the new policy does not allow it: it has not shown which host it means")
+                cut(flow, "the new policy does not allow it: it has not shown which host it means")
             else:
                 flow.verdict = verdict
+        self._end_in_turns(halted)
         far = [flow.task for flow in self._flows if flow.far and flow.cut and flow.task is not None]
         if far:
             await asyncio.wait(far)
+
+    def _end_in_turns(self, halted: list[Flow]) -> None:
+        for flow in halted[-_ENDS_A_TURN:]:
+            flow.end(flow.cut)
+        if left := halted[:-_ENDS_A_TURN]:
+            asyncio.get_running_loop().call_soon(self._end_in_turns, left)
 
     def _changed(self, flow: Flow, before: Engine) -> str:
         """Say why a connection cannot go on under another policy, whatever that allows."""
@@ -186,7 +205,9 @@ class Desk:
                 self._far -= 1
                 self.room.annex.budget.give_back()
         up = relay.upward(flow, flow.upstream)
-        await relay.both(up, down or relay.downward(flow, flow.upstream))
+        down = down or relay.downward(flow, flow.upstream)
+        flow.settled = True
+        await relay.both(up, down)
 
     async def _carry_far(self, flow: Flow) -> bool:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from coldframe.host.egress.addresses import Address
 from coldframe.host.egress.policy import Verdict
-from coldframe.host.egress.relay import close
+from coldframe.host.egress.relay import Direction, close
 from coldframe.protocol.network import EgressKind
 
 _BURST_S = 0.05
@@ -127,6 +127,17 @@ class Flow:
     upstream: socket.socket | None = None
     stops: list[Callable[[], None]] = field(default_factory=list)
     """Each stops a direction at once."""
+    directions: list[Direction] = field(default_factory=list)
+    settled: bool = False
+    """Whether nothing but its directions carries it any more."""
+
+    def halt(self, reason: str) -> bool:
+        """Carry nothing more from now on, if that takes no time; `end` has to follow."""
+        if self.settled and not self.far:
+            self.cut = self.cut or reason
+            for one in self.directions:
+                one.halted = True
+        return bool(self.cut)
 
     def count_out(self, count: int) -> None:
         """Note bytes from the sandbox."""

@@ -164,6 +164,8 @@ class Direction:
         """What is held without a pipe."""
         self._timer: asyncio.Handle | None = None
         self._reading = self._writing = False
+        self.halted = False
+        """Whether nothing more is to be carried, until `stop` says so to the event loop too."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done at the end of file; raises OSError when either side broke."""
         self.pump()
@@ -209,7 +211,7 @@ class Direction:
         try:
             # Little is followed by nothing, mostly: to find that out now saves a turn of the loop.
             while self._held or self._moved < enough:
-                if self.ended.done() or not self._turn():
+                if self.halted or self.ended.done() or not self._turn():
                     return
         except OSError as error:
             if not self.ended.done():
@@ -285,6 +287,7 @@ def upward(flow: Flow, upstream: socket.socket) -> Direction:
     """Carry what comes from the sandbox."""
     made = Direction(flow.client, upstream, flow, flow.count_out)
     flow.stops.append(made.stop)
+    flow.directions.append(made)
     flow.watch(made.ended)
     return made
 
@@ -293,6 +296,7 @@ def downward(flow: Flow, upstream: socket.socket) -> Direction:
     """Carry what goes to the sandbox."""
     made = Direction(upstream, flow.client, flow, flow.count_in)
     flow.stops.append(made.stop)
+    flow.directions.append(made)
     flow.watch(made.ended)
     return made
 
