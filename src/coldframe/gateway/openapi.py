@@ -54,6 +54,8 @@ def as_markdown(described: dict[str, Any]) -> str:
         "resize, close_stdin |",
         "| WebSocket `/v1/sandboxes/{sandbox_id}/ports/{port}/websocket` | A connection to a port "
         "in binary frames; an empty one is end of file |",
+        "| any method and WebSocket `/p/{token}/...` | What listens on the port that the token of "
+        "`POST /v1/sandboxes/{sandbox_id}/ports/{port}/url` is for; needs no key |",
         "",
         "## Errors",
         "",

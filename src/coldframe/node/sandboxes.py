@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import Counter, OrderedDict
@@ -445,7 +446,8 @@ class Sandboxes:
         self._execs.refuse_waiting(sandbox)
         loop = asyncio.get_running_loop()
         sandbox.lease = loop.call_later(window_s, self._expire, sandbox)
-        await handle.kill_processes(None)
+        with contextlib.suppress(SandboxGoneError):  # deleted meanwhile: nothing of it runs
+            await handle.kill_processes(None)
 
     def _let_go_of_one_kept(self) -> None:
         """Those that are only there to be read make room, the oldest first."""

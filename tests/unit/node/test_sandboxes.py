@@ -422,6 +422,31 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
+async def test_lease_that_ends_while_its_sandbox_is_deleted_is_no_fault(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is gone has no processes to be killed; a service ended with an error for it."""
+    node = await make_node(quarantine_s=3600.0)
+    info = await node.create_sandbox(SPEC.model_copy(update={"ttl_s": 0.05}))
+    killing, gone = asyncio.Event(), asyncio.Event()
+
+    async def kill_what_is_being_deleted(_: str | None = None) -> tuple[()]:
+        killing.set()
+        await gone.wait()
+        raise SandboxGoneError("it is gone")
+
+    handle = handle_of(node, info.id)
+    monkeypatch.setattr(handle, "kill_processes", kill_what_is_being_deleted)
+    async with asyncio.timeout(20):
+        await killing.wait()
+    monkeypatch.undo()
+    await node.delete(info.id)
+    gone.set()
+    await asyncio.sleep(0)
+
+    assert (await node.close()).failures == ()
+
+
 async def test_quota_is_exact_when_many_ask_at_once(
     make_node: NodeMaker, held: HeldRuntime
 ) -> None:
