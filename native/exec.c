@@ -134,7 +134,7 @@ static void answer_progress(struct exec *exec, uint64_t request)
 static bool is_news(const struct exec *exec, const struct watcher *watcher)
 {
 	return exec->out.total > watcher->seen_out || exec->err.total > watcher->seen_err ||
-	       (exec->out.eof && exec->err.eof) || exec->ended;
+	       (exec->out.eof && exec->err.eof);
 }
 
 static void tell_watchers(struct exec *exec)
@@ -269,11 +269,16 @@ static void conclude(struct exec *exec)
 		sandbox->oom_ns = clock_ns(CLOCK_MONOTONIC);
 	sandbox->ooms_seen = now_ooms;
 	timer_cancel(&exec->timer);
+	cgroup_exec_usage(exec, &used);
+	exec->cgroup_gone = cgroup_exec_remove(exec) == 0;
+	/* After that: the last words of whoever was in it a moment ago. */
 	stream_drain(&exec->out);
 	stream_drain(&exec->err);
-	cgroup_exec_usage(exec, &used);
+	if (!exec->cgroup_gone) {
+		stream_keep(&exec->out);
+		stream_keep(&exec->err);
+	}
 	exec->ended = true;
-	exec->cgroup_gone = cgroup_exec_remove(exec) == 0;
 	exec->tries = 0;
 	answer_end(exec, exec->status, why(exec, exec->status, ooms), ooms, &used);
 	tell_watchers(exec);
@@ -308,6 +313,17 @@ void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
 	conclude_when_dead(exec);
 }
 
+/* Nobody writes any more. */
+static void drain_rest(struct exec *exec)
+{
+	stream_drain(&exec->out);
+	stream_drain(&exec->err);
+	if (exec->ended) {
+		stream_state_total(&exec->out);
+		stream_state_total(&exec->err);
+	}
+}
+
 void exec_sandbox_gone(struct exec *exec)
 {
 	static const struct usage unknown;
@@ -326,9 +342,8 @@ void exec_sandbox_gone(struct exec *exec)
 		if (tell)
 			tell_started(exec);
 	}
+	drain_rest(exec);
 	if (!exec->ended) {
-		stream_drain(&exec->out);
-		stream_drain(&exec->err);
 		exec->ended = true;
 		exec->cgroup_gone = true; /* no process is left; it goes with the sandbox's */
 		if (exec->leader_gone)
@@ -353,8 +368,7 @@ void exec_check_cgroup(struct exec *exec)
 		return;
 	}
 	exec->cgroup_gone = true;
-	stream_drain(&exec->out);
-	stream_drain(&exec->err);
+	drain_rest(exec);
 	forget(exec);
 	sandbox_kill_progress(sandbox);
 }

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -122,6 +123,24 @@ static void end(struct stream *stream)
 		loop_remove(stream->fd);
 		close_quietly(&stream->fd);
 	}
+}
+
+void stream_keep(struct stream *stream)
+{
+	struct pollfd look = {.fd = stream->fd, .events = POLLIN};
+
+	if (stream->eof)
+		return;
+	if (poll(&look, 1, 0) == 1 && !(look.revents & POLLIN))
+		end(stream);
+	else
+		(void)stream_spool(stream); /* or what comes is lost when its last writer has gone */
+}
+
+void stream_state_total(const struct stream *stream)
+{
+	if (stream->spool >= 0 && !stream->spool_errno && stream->total > stream->exec->spool_bytes)
+		(void)!ftruncate(stream->spool, (off_t)stream->total);
 }
 
 size_t stream_read(struct stream *stream, size_t most)

@@ -449,6 +449,10 @@ void stream_watch(struct stream *stream);
 /* Read what is in it now and no more, however much is written meanwhile. */
 void stream_drain(struct stream *stream);
 int stream_spool(struct stream *stream);
+/* Who holds the command's end gets what is written after it too: in the spool. */
+void stream_keep(struct stream *stream);
+/* All of it has come: say in the spool's size how much that was, where the ring does not. */
+void stream_state_total(const struct stream *stream);
 void stream_close(struct stream *stream);
 /* Read once, STREAM_READ_MAX at most. Returns how much that was; 0 at the end, or if nothing is there. */
 size_t stream_read(struct stream *stream, size_t most);

@@ -13,7 +13,7 @@ from functools import partial
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation, Operations, weigh
-from coldframe.node.outputs import Outputs, require_kept
+from coldframe.node.outputs import Outputs, read_result
 from coldframe.node.queueing import FairQueue
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
@@ -217,8 +217,7 @@ class Execs:
             return await operation.running.read(stream, cursor, max_bytes, wait=wait)
         result = await operation.ended
         output = {"stdout": result.out, "stderr": result.err}.get(stream, Output())
-        require_kept(operation, stream, output, cursor)
-        return _chunk(stream, output, cursor, max_bytes)
+        return read_result(operation, stream, output, cursor, max_bytes)
 
     # --- control ----------------------------------------------------------------------
 
@@ -290,21 +289,3 @@ async def _what_is_there(running: RunningExec, stream: Stream, window: int) -> O
     except (ColdframeError, OSError, TimeoutError):
         return Output(sha256="")
     return Output(total_bytes=len(chunk.data), sha256="", head=chunk.data[:window])
-
-
-def _chunk(stream: Stream, output: Output, cursor: int, max_bytes: int) -> OutputChunk:
-    """Read from a result's window as if it were the spool."""
-    total, tail_start = output.total_bytes, output.total_bytes - len(output.tail)
-    offset = min(cursor, total)
-    if offset < len(output.head):
-        data = output.head[offset : offset + max_bytes]
-    else:
-        offset = max(offset, tail_start)
-        data = output.tail[offset - tail_start :][:max_bytes]
-    return OutputChunk(
-        stream=stream,
-        offset=offset,
-        data=data,
-        dropped_bytes=max(0, offset - cursor),
-        eof=offset + len(data) >= total,
-    )

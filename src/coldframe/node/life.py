@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _S = SandboxState
 _NOTHING = ImageStart()
+LINGERING_LOOK = 32
+"""With so many commands that left something running it is looked whether that has ended."""
 NEXT: dict[SandboxState, frozenset[SandboxState]] = {
     _S.REQUESTED: frozenset({_S.PROVISIONING, _S.FAILED}),
     _S.PROVISIONING: frozenset({_S.READY, _S.FAILED}),
@@ -74,6 +76,8 @@ class Sandbox:
     """Operations that have not ended."""
     lingering: dict[str, ExecOperation] = field(default_factory=dict)
     """Ended operations that left processes running, whose output goes on."""
+    look_at: int = LINGERING_LOOK
+    """With how many of them it is looked again which have nothing running any more."""
     watchers: list[asyncio.Future[None]] = field(default_factory=list)
     """Of those that wait for its next transition."""
     spool_bytes: int = 0

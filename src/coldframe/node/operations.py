@@ -62,6 +62,8 @@ class ExecOperation:
     """Kept after the end while there is more to read than the result holds."""
     spool_bytes: int = 0
     """What its output counts for in its sandbox's share, both streams together."""
+    totals: tuple[int, int] = (0, 0)
+    """Bytes of stdout and stderr with what its leftovers wrote, once they have ended."""
     trace_id: str | None = field(default_factory=tracing.current)
     began_at: float = 0.0
     """Unix seconds at which the runtime had started it."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from coldframe.host.patience import wait_while_any_end
-from coldframe.node.life import Sandbox
+from coldframe.node.life import LINGERING_LOOK, Sandbox
 from coldframe.node.operations import ExecOperation
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import ColdframeError, OutputNotKeptError
-from coldframe.protocol.models import ExecRequest, ExecResult, Output, Stream
+from coldframe.protocol.models import ExecRequest, ExecResult, Output, OutputChunk, Stream
 
 _SMALL_BYTES = 64 << 10
 """A runtime holds nothing for an ended command with less output than this."""
@@ -79,33 +79,54 @@ class Outputs:
             self._weigh(operation, 0)
         elif result.leftovers and not sandbox.ended:
             sandbox.lingering[operation.id] = operation
-        elif result.out.omitted_bytes or result.err.omitted_bytes:
-            self._keep(operation, result.out.total_bytes, result.err.total_bytes)
+            if len(sandbox.lingering) >= sandbox.look_at:
+                sandbox.look_at *= 2
+                self._spawn(self._look(sandbox))
         else:
-            self._weigh(operation, 0)
-            running, operation.running = operation.running, None
-            if (
-                running is not None
-                and result.out.total_bytes + result.err.total_bytes > _SMALL_BYTES
-            ):
-                self._spawn(running.forget())
+            self._settle(operation, result, (result.out.total_bytes, result.err.total_bytes))
+
+    async def _look(self, sandbox: Sandbox) -> None:
+        """Settle the commands whose leftovers have ended meanwhile."""
+        lingering = list(sandbox.lingering.values())
+        if sandbox.handle is not None:
+            alive = {process.operation_id for process in await sandbox.handle.processes()}
+            await self._last_words(one for one in lingering if one.id not in alive)
+        sandbox.look_at = max(LINGERING_LOOK, 2 * len(sandbox.lingering))
 
     async def settle(self, sandbox: Sandbox) -> None:
         """Nothing of an ended sandbox writes any more: keep what its leftovers wrote."""
-        for operation in list(sandbox.lingering.values()):
-            running = operation.running
-            if running is None:
-                continue
-            try:
-                totals = await running.mark()
-            except ColdframeError:  # nobody can tell: it counts for its whole spool
-                totals = (operation.spool_bytes, operation.spool_bytes)
-            self._keep(operation, *totals)
-        sandbox.lingering.clear()
+        await self._last_words(list(sandbox.lingering.values()))
 
-    def _keep(self, operation: ExecOperation, *totals: int) -> None:
+    async def _last_words(self, operations: Iterable[ExecOperation]) -> None:
+        """What these left running has ended: keep what it wrote."""
+        for operation in operations:
+            totals = (0, 0)
+            if operation.running is not None:
+                try:
+                    totals = await operation.running.mark()
+                except ColdframeError:  # nobody can tell: it counts for its whole spool
+                    totals = (operation.spool_bytes, operation.spool_bytes)
+            lingering = operation.sandbox.lingering.pop(operation.id, None)
+            if lingering is not None and operation.running is not None:
+                self._settle(operation, operation.ended.result(), totals)
+
+    def _settle(
+        self, operation: ExecOperation, result: ExecResult, totals: tuple[int, int]
+    ) -> None:
+        """Nothing is added to its output any more."""
+        operation.totals = totals
+        whole = (result.out.total_bytes, result.err.total_bytes)
+        if totals != whole or result.out.omitted_bytes or result.err.omitted_bytes:
+            self._keep(operation)
+            return
+        self._weigh(operation, 0)
+        running, operation.running = operation.running, None
+        if running is not None and sum(totals) > _SMALL_BYTES:
+            self._spawn(running.forget())
+
+    def _keep(self, operation: ExecOperation) -> None:
         spool = operation.spool_bytes // 2
-        self._weigh(operation, sum(min(total, spool) for total in totals))
+        self._weigh(operation, sum(min(total, spool) for total in operation.totals))
         self._kept[operation.id] = operation
         self._kept_bytes += operation.spool_bytes
         while (
@@ -142,12 +163,37 @@ class Outputs:
         task.result()
 
 
-def require_kept(operation: ExecOperation, stream: Stream, output: Output, cursor: int) -> None:
-    """Raise OutputNotKeptError if what lies at `cursor` is not in the result's window either."""
-    tail_start = output.total_bytes - len(output.tail)
+def read_result(
+    operation: ExecOperation, stream: Stream, output: Output, cursor: int, max_bytes: int
+) -> OutputChunk:
+    """Read from a result's window as if it were the spool.
+
+    Raises OutputNotKeptError if what lies at `cursor` is not in it, but was there once.
+    """
+    total, tail_start = output.total_bytes, output.total_bytes - len(output.tail)
+    written = {"stdout": operation.totals[0], "stderr": operation.totals[1]}.get(stream, 0)
     if len(output.head) <= cursor < tail_start:
-        raise OutputNotKeptError(
-            f"operation {operation.id!r}: bytes {cursor} to {tail_start} of its {stream} are no "
-            "longer kept; read on behind them, or raise COLDFRAME_SPOOL_BYTES, "
-            "COLDFRAME_SANDBOX_SPOOL_BYTES or COLDFRAME_SPOOL_COUNT of the node"
-        )
+        raise _not_kept(operation, stream, cursor, tail_start)
+    if total <= cursor < written:
+        raise _not_kept(operation, stream, cursor, written)
+    offset = min(cursor, total)
+    if offset < len(output.head):
+        data = output.head[offset : offset + max_bytes]
+    else:
+        offset = max(offset, tail_start)
+        data = output.tail[offset - tail_start :][:max_bytes]
+    return OutputChunk(
+        stream=stream,
+        offset=offset,
+        data=data,
+        dropped_bytes=max(0, offset - cursor),
+        eof=offset + len(data) >= max(total, written),
+    )
+
+
+def _not_kept(operation: ExecOperation, stream: Stream, begin: int, end: int) -> OutputNotKeptError:
+    return OutputNotKeptError(
+        f"operation {operation.id!r}: bytes {begin} to {end} of its {stream} are no "
+        "longer kept; read on behind them, or raise COLDFRAME_SPOOL_BYTES, "
+        "COLDFRAME_SANDBOX_SPOOL_BYTES or COLDFRAME_SPOOL_COUNT of the node"
+    )

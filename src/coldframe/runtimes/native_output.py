@@ -139,14 +139,14 @@ class NativeOutput:
             if not self._fds:
                 raise
         else:
-            for index, stream in enumerate((end.stdout, end.stderr)):
-                self._totals[index] = max(self._totals[index], stream.total)
-        for index, fd in enumerate(self._fds):
-            # What was left running may have written behind the last totals that were told.
-            size = os.fstat(fd).st_size
-            if size <= self._spool_bytes // 2:
-                self._totals[index] = max(self._totals[index], size)
+            self._adopt(end)
+        self._count_late()
         self._eof = [True, True]
+
+    def _count_late(self) -> None:
+        """What was left running may have written behind the last totals that were told."""
+        for index, fd in enumerate(self._fds):
+            self._totals[index] = max(self._totals[index], os.fstat(fd).st_size)
 
     # --- where the bytes are ------------------------------------------------------------
 
@@ -160,42 +160,48 @@ class NativeOutput:
         except CapacityError:
             self._opening = None  # there may be room the next time
             raise
-        self._opened = True
 
     async def _find(self) -> None:
         ended = self._execution.ended
-        if ended.done() and not ended.result().leftovers:
+        if ended.done() and not _may_grow(ended.result()):
             self._adopt(ended.result())
             return
         try:
             spools = await self._spawner.output(self._execution)
-        except SpawnerFault as fault:
-            if fault.errno != errno.ENOENT:
+        except (SpawnerFault, SpawnerLostError) as error:
+            if isinstance(error, SpawnerFault) and error.errno != errno.ENOENT:
                 raise
             self._adopt(await ended)
             return
-        if self._closed:
+        if self._closed or self._opened:
             os.close(spools.stdout_fd)
             os.close(spools.stderr_fd)
             return
+        self._opened = True
         self._fds = [spools.stdout_fd, spools.stderr_fd]
         self._spool_bytes = spools.progress.spool_bytes
         self._note(spools.progress)
 
     def _adopt(self, end: ExecEnd) -> None:
-        """Everything is known: take the output that came with the end."""
+        """The spawner tells no more: take what came with the end, if nothing is at hand yet."""
         streams = (end.stdout, end.stderr)
-        self._totals = [stream.total for stream in streams]
+        for index, stream in enumerate(streams):
+            self._totals[index] = max(self._totals[index], stream.total)
         self._eof = [True, True]
-        self._inline = [stream.data for stream in streams]
+        if self._opened or self._closed:
+            return
         if all(stream.spool_fd is None for stream in streams):
-            self._inline = [data or b"" for data in self._inline]
+            self._inline = [stream.data or b"" for stream in streams]
+            self._opened = True
             return
         with needing_room("the output cannot be read"):
             null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             with closing(null):
                 fds = (null if stream.spool_fd is None else stream.spool_fd for stream in streams)
                 self._fds = copy_all(fds)
+        self._inline = [stream.data for stream in streams]
+        self._opened = True
+        self._count_late()
 
     # --- windows ------------------------------------------------------------------------
 
@@ -230,6 +236,11 @@ class NativeOutput:
         stop = min(total, self._spool_bytes // 2, window_bytes)
         head = read_spool(self._fds[index], self._spool_bytes, 0, stop)
         return Output.model_construct(total_bytes=total, sha256="", head=head, tail=b"")
+
+
+def _may_grow(end: ExecEnd) -> bool:
+    """Whether a stream came as a spool: what still runs may be writing to it."""
+    return end.stdout.spool_fd is not None or end.stderr.spool_fd is not None
 
 
 def _head_alone(stream: StreamEnd, fd: int, spool_bytes: int, window_bytes: int) -> Output:

@@ -179,12 +179,14 @@ class NativeSandbox:
 
     async def _list(self) -> list[Process]:
         self._require_alive()
+        # Others may begin, end and leave something while the answer is on its way.
+        ended = [exec_id for exec_id, running in self._execs.items() if not running.running]
         with self._typed("its processes cannot be listed"):
             found = await self.parts.spawner.processes(self._id)
         alive = {process.exec_id for process in found}
-        for exec_id, running in list(self._execs.items()):
-            if exec_id not in alive and not running.running:
-                del self._execs[exec_id]
+        for exec_id in ended:
+            if exec_id not in alive:
+                self._execs.pop(exec_id, None)
         return [process for process in found if process.pid != 1]
 
     def _info(self, process: Process) -> ProcessInfo:

@@ -15,7 +15,15 @@ from coldframe.protocol.errors import (
     WorkdirNotFoundError,
 )
 from coldframe.protocol.models import Reason
-from coldframe.runtimes.self_check_lab import Checks, Lab, equal, expect, raises, read_until
+from coldframe.runtimes.self_check_lab import (
+    Checks,
+    Lab,
+    equal,
+    expect,
+    raises,
+    read_all,
+    read_until,
+)
 
 check = Checks()
 LINES = b"".join(b"%d\n" % number for number in range(1, 100_001))
@@ -99,6 +107,21 @@ async def output_of_leftovers_keeps_draining(lab: Lab) -> None:
         equal(result.stdout, b"early\n", "stdout at the end of the command")
         await bench.write("go", b"")
         equal(await read_until(running, b"late\n"), b"early\nlate\n", "stdout in the end")
+
+
+@check()
+async def last_words_of_leftovers_can_be_read(lab: Lab) -> None:
+    """Also when what was left running has ended before anybody read any of it."""
+    async with lab.sandbox() as bench:
+        running = await bench.start(
+            "(while [ ! -e go ]; do sleep 0.02; done; echo late) & echo early"
+        )
+        await running.wait()
+        await bench.write("go", b"")
+        while await bench.process_names():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        chunks = await read_all(running)
+        equal(b"".join(chunk.data for chunk in chunks), b"early\nlate\n", "stdout in the end")
 
 
 @check()

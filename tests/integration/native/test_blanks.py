@@ -15,7 +15,7 @@ import pytest
 
 from coldframe.host.spawner import Created, SpawnerFault
 from coldframe.protocol.errors import SpawnerLostError
-from tests.fixtures.native import ID_BASE, Native, running
+from tests.fixtures.native import ID_BASE, Native, running, whole
 
 IDS = ID_BASE + 65536 * 1000
 
@@ -92,7 +92,7 @@ async def test_sandbox_made_of_a_blank_is_as_any_other(native: Native) -> None:
     hog = await native.run(sandbox, "probe", "grow", "100")
     assert hog.oom_kills > 0
     bomb = await native.sh(sandbox, "for i in $(seq 40); do sleep 1 & done; wait")
-    assert b"fork" in (bomb.stderr.data or b"")
+    assert b"fork" in whole(bomb.stderr)
 
 
 def _namespace(pid: int, kind: str) -> int:

@@ -192,7 +192,9 @@ async def test_exec_that_leaves_a_child_ends_with_its_leader(native: Native) -> 
     execution = native.start(sandbox, "sh", "-c", "echo hi; sleep 100 & echo bye")
     end = await execution.ended
 
-    assert end.stdout.data == b"hi\nbye\n"
+    assert end.stdout.spool_fd is not None
+    assert os.pread(end.stdout.spool_fd, 100, 0) == b"hi\nbye\n"
+    end.close()
     assert len(end.leftovers) == 1
     await native.wait_for_names(sandbox, b"sleep")
     assert await native.spawner.signal(execution, signal.SIGKILL, Scope.TREE) == 1
@@ -214,6 +216,7 @@ async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> 
     os.close(read_end)
 
     assert (end.code, end.stdout.total) == (3, 0)
+    end.close()
     os.close(spools.stderr_fd)
     os.write(write_end, b"go\n")
     os.close(write_end)
@@ -223,6 +226,72 @@ async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> 
         progress = await native.spawner.mark(execution)
     assert os.pread(spools.stdout_fd, 300001, 0) == bytes(300000)
     os.close(spools.stdout_fd)
+
+
+_LATE = "(while [ ! -e /go ]; do sleep 0.01; done; %s) & echo early"
+
+
+async def test_last_words_of_leftovers_are_kept_although_nobody_read_before(
+    native: Native,
+) -> None:
+    """Who reads a log a moment later would find its end missing, and nothing would say so."""
+    sandbox = await native.create()
+    execution = native.start(sandbox, "sh", "-c", _LATE % "echo late")
+    end = await execution.ended
+
+    await native.sh(sandbox, "touch /go")
+    await native.wait_for_names(sandbox)
+    with pytest.raises(SpawnerFault, match="ENOENT"):
+        while True:
+            await native.spawner.mark(execution)
+            await asyncio.sleep(0.005)
+
+    assert end.stdout.total == 6
+    assert end.stdout.spool_fd is not None
+    assert os.pread(end.stdout.spool_fd, 100, 0) == b"early\nlate\n"
+    end.close()
+
+
+async def test_spool_of_leftovers_says_how_much_they_wrote_round_its_ring(native: Native) -> None:
+    """Its reader must know what was overwritten, also when the last writer has long gone."""
+    sandbox = await native.create()
+    line = _LATE % "head -c 100001 /dev/zero"
+    execution = native.start(sandbox, "sh", "-c", line, spool_bytes=8192)
+    end = await execution.ended
+
+    await native.sh(sandbox, "touch /go")
+    with pytest.raises(SpawnerFault, match="ENOENT"):
+        while True:
+            await native.spawner.mark(execution)
+            await asyncio.sleep(0.005)
+
+    assert end.stdout.spool_fd is not None
+    assert os.fstat(end.stdout.spool_fd).st_size == 6 + 100001
+    end.close()
+
+
+async def test_stream_that_leftovers_do_not_hold_comes_back_with_the_end(native: Native) -> None:
+    """A daemon that closed its output must cost no descriptors."""
+    sandbox = await native.create()
+
+    end = await native.sh(sandbox, "sleep 60 >/dev/null 2>&1 & sleep 0.1; echo on")
+
+    assert len(end.leftovers) == 1
+    assert (end.stdout.data, end.stderr.data) == (b"on\n", b"")
+
+
+async def test_watch_of_silent_leftovers_waits(native: Native) -> None:
+    """Each reader that follows a server's log would else keep the worker busy."""
+    sandbox = await native.create()
+    execution = native.start(sandbox, "sh", "-c", _LATE % "echo late")
+    end = await execution.ended
+    end.close()
+
+    news = asyncio.ensure_future(native.spawner.watch(execution, 6, 0))
+    done, _ = await asyncio.wait([news], timeout=0.2)
+    assert not done
+    await native.sh(sandbox, "touch /go")
+    assert (await news).stdout_total == 11
 
 
 async def test_exec_past_deadline_kills_daemonised_grandchildren(native: Native) -> None:

@@ -16,7 +16,7 @@ import pytest
 from coldframe.host.spawner import Created, SpawnerFault
 from coldframe.host.wire import GoneCause, Reason
 from coldframe.protocol.errors import SpawnerLostError
-from tests.fixtures.native import ID_BASE, Native, build_probe, running
+from tests.fixtures.native import ID_BASE, Native, build_probe, running, whole
 
 
 def _steps() -> list[str]:
@@ -207,7 +207,7 @@ async def test_pids_limit_holds(native: Native) -> None:
         sandbox, "i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done", deadline_s=5
     )
 
-    assert b"can't fork" in (end.stderr.data or b"")
+    assert b"can't fork" in whole(end.stderr)
     assert len(await native.spawner.processes(sandbox.sandbox_id)) <= 20
 
 

@@ -104,7 +104,7 @@ async def test_output_of_leftovers_counts_until_they_are_gone(make_node: NodeMak
     node = await make_node()
     sandbox = await node.create_sandbox(SPEC)
     record = node._sandboxes.find(sandbox.id)
-    request = ExecRequest(command="echo on; (sleep 60 & )", spool_bytes=1 << 20)
+    request = ExecRequest(command="echo on; (sleep 60 & )", spool_bytes=1 << 20, window_bytes=2)
     result = await node.exec(sandbox.id, request)
     assert result.leftovers
     assert record.spool_bytes == 2 << 20
