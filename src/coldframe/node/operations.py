@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,7 +86,8 @@ class Operations:
         self._known: dict[str, Operation] = {}
         self._ended: OrderedDict[str, Operation] = OrderedDict()
         self._ended_bytes = 0
-        self._expired: dict[int, None] = {}
+        self._expired: set[int] = set()
+        self._expired_in_order: deque[int] = deque()
         self.on_expire: Callable[[ExecOperation], None] = lambda _: None
         """Told of a command whose result is kept no longer."""
 
@@ -185,9 +186,14 @@ class Operations:
         self._ended_bytes -= operation.size
         if isinstance(operation, ExecOperation):
             self.on_expire(operation)
-        self._expired[hash(operation.id)] = None
+        known = hash(operation.id)
+        if known in self._expired:
+            return
+        # Not one ordered dict: to find its first key takes the longer the more were taken out.
+        self._expired.add(known)
+        self._expired_in_order.append(known)
         if len(self._expired) > self._settings.expired_ids:
-            del self._expired[next(iter(self._expired))]
+            self._expired.discard(self._expired_in_order.popleft())
 
 
 def _may_run_again(error: BaseException) -> bool:
