@@ -37,6 +37,9 @@ static uint8_t out[4 + MAX_FRAME];
 static struct {
 	int fd;
 	bool alive;
+	bool deaf; /* its peer reads no more; what it has sent still counts */
+	bool greeted;
+	uint64_t first_request; /* of this peer's */
 	struct source source;
 	int client; /* pidfd */
 	struct source client_source;
@@ -65,6 +68,20 @@ static void close_batch(struct batch *batch)
 		close_quietly(&batch->fds[--batch->count]);
 }
 
+/* Drop what was to be sent. */
+static void drop_unsent(void)
+{
+	while (connection.first) {
+		struct unsent *unsent = connection.first;
+
+		connection.first = unsent->next;
+		for (unsigned i = 0; i < unsent->descriptors; i++)
+			close(unsent->fds[i]);
+		free(unsent);
+	}
+	connection.unsent_bytes = 0;
+}
+
 static void lose(void)
 {
 	if (!connection.alive)
@@ -77,14 +94,36 @@ static void lose(void)
 	close_quietly(&connection.client);
 	while (connection.batch_count)
 		close_batch(&connection.batches[--connection.batch_count]);
-	while (connection.first) {
-		struct unsent *unsent = connection.first;
+	drop_unsent();
+}
 
-		connection.first = unsent->next;
-		for (unsigned i = 0; i < unsent->descriptors; i++)
-			close(unsent->fds[i]);
-		free(unsent);
+/* Sending failed. What came before the peer's end is still read, up to that end. */
+static void sending_failed(ssize_t error)
+{
+	if (error != -EPIPE && error != -ECONNRESET) {
+		lose();
+		return;
 	}
+	connection.deaf = true;
+	drop_unsent();
+	arm();
+}
+
+void connection_greeted(void)
+{
+	connection.greeted = true;
+}
+
+bool connection_is_greeted(void)
+{
+	return connection.greeted;
+}
+
+bool request_is_current(uint64_t request)
+{
+	if (!connection.alive || connection.deaf)
+		return false;
+	return request ? request >= connection.first_request : connection.greeted;
 }
 
 bool connection_alive(void)
@@ -175,7 +214,7 @@ void answer_send(struct builder *b)
 {
 	ssize_t sent = 0;
 
-	if (!connection.alive)
+	if (!request_is_current(get_u64(b->buf + 8)))
 		return;
 	if (build_end(b) < 0) {
 		answer_error(get_u64(b->buf + 8), EMSGSIZE, "answer", "it does not fit a frame");
@@ -184,7 +223,7 @@ void answer_send(struct builder *b)
 	if (!connection.first) {
 		sent = send_some(b->buf, b->len, b->fds, b->descriptors);
 		if (sent < 0 && sent != -EAGAIN) {
-			lose();
+			sending_failed(sent);
 			return;
 		}
 		sent = sent < 0 ? 0 : sent;
@@ -193,14 +232,19 @@ void answer_send(struct builder *b)
 		lose();
 }
 
-void answer_error(uint64_t request, int error, const char *stage, const char *message)
+struct builder *error_begin(uint64_t request, int error, const char *stage, const char *message)
 {
 	struct builder *b = answer_begin(TYPE_ERROR, request);
 
 	build_u64(b, TAG_ERRNO, (uint64_t)error);
 	build_text(b, TAG_STAGE, stage);
 	build_text(b, TAG_MESSAGE, message);
-	answer_send(b);
+	return b;
+}
+
+void answer_error(uint64_t request, int error, const char *stage, const char *message)
+{
+	answer_send(error_begin(request, error, stage, message));
 }
 
 void answer_ok(uint64_t request)
@@ -226,7 +270,7 @@ static void flush(void)
 		if (sent == -EAGAIN)
 			break;
 		if (sent < 0) {
-			lose();
+			sending_failed(sent);
 			return;
 		}
 		while (unsent->descriptors)
@@ -316,6 +360,8 @@ static int handle_frames(void)
 		if (error)
 			return error;
 		at += (size_t)len;
+		if (!connection.greeted)
+			connection.first_request = frame.request;
 		if (batch.lost)
 			answer_error(frame.request, EMFILE, "descriptors",
 				     "the worker has none left");
@@ -387,6 +433,9 @@ void connection_open(int fd)
 {
 	connection.fd = fd;
 	connection.alive = true;
+	connection.deaf = connection.greeted = connection.paused = false;
+	connection.first_request = UINT64_MAX;
+	connection.have = 0;
 	connection.source.ready = ready;
 	arm();
 }
@@ -395,6 +444,13 @@ static void client_ended(struct source *source, uint32_t events)
 {
 	(void)source;
 	(void)events;
+	/* Nothing is sent any more; what was is acted upon before the connection goes. */
+	connection.deaf = true;
+	drop_unsent();
+	arm();
+	while (connection.alive)
+		if (receive() < 0 || handle_frames() < 0)
+			break;
 	lose();
 }
 

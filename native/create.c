@@ -324,6 +324,8 @@ void prepared(struct sandbox *sandbox)
 	build_u64(b, TAG_NUMBER, sandbox->namespaces[NAMESPACE_NET]);
 	sandbox->create_request = 0;
 	answer_send(b);
+	if (sandbox->unwanted)
+		sandbox_destroy(sandbox, REQUEST_NOBODYS);
 }
 
 void sandbox_create(const struct create_spec *spec)
@@ -347,9 +349,14 @@ void sandbox_create(const struct create_spec *spec)
 		if (!sandbox)
 			return;
 	}
+	sandbox->expires_ns = spec->keep.expires_ns;
 	sandbox->began_ns = began_ns;
 	sandbox->no_new_privs = spec->flags & CREATE_FLAG_NO_NEW_PRIVS;
 	sandbox->limits = spec->limits;
+	if (spec->keep.note && !keep(spec->id, KEPT_SANDBOX, &spec->keep, &error)) {
+		create_failed(sandbox, error, "keep");
+		return;
+	}
 	error = blank ? open_userns(sandbox, &userns)
 		      : make_blank(sandbox, false, spec->root.inject, &userns, &stage);
 	error = error ? error : make_rest(sandbox, spec, userns, &stage);
@@ -359,24 +366,32 @@ void sandbox_create(const struct create_spec *spec)
 		rootfs_release(false);
 }
 
-void created(struct sandbox *sandbox)
+void answer_created(struct sandbox *sandbox, uint64_t request)
 {
 	uint64_t numbers[NAMESPACE_KINDS + 2];
-	struct builder *b;
+	struct builder *b = answer_begin(TYPE_CREATED, request);
+
+	numbers[0] = (uint64_t)sandbox->pid;
+	memcpy(numbers + 1, sandbox->namespaces, sizeof(sandbox->namespaces));
+	numbers[NAMESPACE_KINDS + 1] = clock_ns(CLOCK_MONOTONIC) - sandbox->began_ns;
+	build_text(b, TAG_SANDBOX, sandbox->id);
+	build_u64s(b, TAG_CREATED_NUMBERS, numbers, ARRAY_LEN(numbers));
+	build_fd(b, TAG_ROOT_FD, sandbox->root);
+	build_fd(b, TAG_PIDFD, sandbox->pidfd);
+	answer_send(b);
+}
+
+void created(struct sandbox *sandbox)
+{
+	uint64_t request = sandbox->create_request;
 
 	/* Not before pid 1 has reported: it makes one of them itself. */
 	if (!sandbox->namespaces[0])
 		note_namespaces(sandbox);
 	sandbox->state = SANDBOX_LIVE;
 	sandbox->ooms_seen = cgroup_ooms(sandbox);
-	numbers[0] = (uint64_t)sandbox->pid;
-	memcpy(numbers + 1, sandbox->namespaces, sizeof(sandbox->namespaces));
-	numbers[NAMESPACE_KINDS + 1] = clock_ns(CLOCK_MONOTONIC) - sandbox->began_ns;
-	b = answer_begin(TYPE_CREATED, sandbox->create_request);
-	build_text(b, TAG_SANDBOX, sandbox->id);
-	build_u64s(b, TAG_CREATED_NUMBERS, numbers, ARRAY_LEN(numbers));
-	build_fd(b, TAG_ROOT_FD, sandbox->root);
-	build_fd(b, TAG_PIDFD, sandbox->pidfd);
 	sandbox->create_request = 0;
-	answer_send(b);
+	answer_created(sandbox, request);
+	if (sandbox->unwanted)
+		sandbox_destroy(sandbox, REQUEST_NOBODYS);
 }

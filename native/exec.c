@@ -237,6 +237,7 @@ static void answer_end(struct exec *exec, int status, enum reason reason, uint64
 		cgroup_exec_name(exec, "", name, sizeof(name));
 		cgroup_pids(exec->sandbox, name, add_leftover, &leftovers);
 	}
+	keep_answer(exec, b);
 	answer_send(b);
 }
 
@@ -501,7 +502,10 @@ void exec_started(struct exec *exec, pid_t pid, bool tell)
 /* What there is of its cgroup may take a moment to be empty. */
 void exec_failed(struct exec *exec, int error, const char *stage, const char *message)
 {
-	answer_error(exec->request, error, stage, message);
+	struct builder *b = error_begin(exec->request, error, stage, message);
+
+	keep_answer(exec, b);
+	answer_send(b);
 	exec->ended = exec->forgotten = true;
 	exec->tries = 0;
 	exec_check_cgroup(exec);
@@ -544,6 +548,20 @@ void exec_mark(struct exec *exec, uint64_t request)
 	}
 	answer_progress(exec, request);
 	exec_progress(exec);
+}
+
+void exec_await(struct exec *exec, uint64_t request)
+{
+	exec->request = request;
+	if (!exec->launch)
+		tell_started(exec);
+}
+
+void execs_unwatch(void)
+{
+	for (size_t i = 0; i < BUCKETS; i++)
+		for (struct exec *exec = table[i]; exec; exec = exec->next)
+			exec->watchers = 0;
 }
 
 void exec_forget(struct exec *exec, uint64_t request)

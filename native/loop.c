@@ -64,8 +64,8 @@ static void sift(size_t index, struct timer *timer)
 
 int timers_reserve(void)
 {
-	/* A sandbox has one of its own, and one of its leftovers'. */
-	size_t need = 2 * worker.sandboxes + worker.execs + 8;
+	/* A sandbox has one of its own, one of its lease, and one of its leftovers'. */
+	size_t need = 3 * worker.sandboxes + worker.execs + 8;
 	struct timer **more;
 
 	if (need < heap_cap)
@@ -121,6 +121,15 @@ int timers_run(void)
 void slot_clear(enum slot slot)
 {
 	dup3(worker.null, (int)slot, O_CLOEXEC);
+}
+
+int slot_free(int fd)
+{
+	int above = fd < SLOT_END ? dup_cloexec(fd) : fd;
+
+	if (above != fd)
+		close(fd);
+	return above;
 }
 
 int slot_put(int fd, enum slot slot)

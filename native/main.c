@@ -133,8 +133,11 @@ static void turn(void)
 {
 	static bool more;
 	struct epoll_event events[EVENTS_PER_TURN];
+	bool ending = worker.ending;
 	int wait_ms = timers_run();
-	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, more ? 0 : wait_ms);
+	/* A timer may have said that all ends now: no event need follow. */
+	bool wait = !more && worker.ending == ending;
+	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, wait ? wait_ms : 0);
 
 	for (int i = 0; i < count; i++) {
 		struct source *source = events[i].data.ptr;
@@ -163,9 +166,11 @@ static int serve(int connection)
 	}
 	seccomp_prepare();
 	connection_open(connection);
-	while (connection_alive())
+	do {
 		turn();
-	/* Also without in_process: nobody could reach the sandboxes any more. */
+		attach_tend();
+	} while (connection_alive() || attach_possible());
+	worker.ending = true;
 	sandboxes_end();
 	while (worker.sandboxes)
 		turn();

@@ -1,10 +1,10 @@
 /*
- * Numbers of the spawner protocol, version 1. What they mean: docs/protocol.md.
+ * Numbers of the spawner protocol, version 2. What they mean: docs/protocol.md.
  * src/coldframe/host/wire.py repeats them; a test compares the two files.
  */
 #pragma once
 
-#define PROTOCOL_VERSION 1
+#define PROTOCOL_VERSION 2
 #define MAX_FRAME (4u << 20)
 #define MAX_DESCRIPTORS 16u
 
@@ -25,6 +25,12 @@ enum type {
 	TYPE_MEASURE = 14,
 	TYPE_EXEC_FORGET = 15,
 	TYPE_PREPARE = 16,
+	TYPE_ATTACH = 17,
+	TYPE_KEEP = 18,
+	TYPE_DROP = 19,
+	TYPE_KEPT_LIST = 20,
+	TYPE_AWAIT = 21,
+	TYPE_END = 22,
 	TYPE_OK = 64,
 	TYPE_CREATED = 65,
 	TYPE_STARTED = 66,
@@ -33,6 +39,7 @@ enum type {
 	TYPE_PROGRESS = 69,
 	TYPE_SOCKET_MADE = 70,
 	TYPE_PROCESS_LIST = 71,
+	TYPE_KEPT_PAGE = 72,
 	TYPE_SANDBOX_GONE = 96,
 	TYPE_ERROR = 127,
 };
@@ -41,11 +48,11 @@ enum tag {
 	TAG_VERSION = 1,
 	TAG_NODE_ID = 2,
 	TAG_CGROUP = 3,
-	TAG_HELLO_FLAGS = 4,
 	TAG_LAYERS_FD = 5,
 	TAG_SELF_FD = 6,
 	TAG_SPOOL_FD = 7,
 	TAG_CLIENT_FD = 8,
+	TAG_LISTEN_FD = 9,
 	TAG_SANDBOX = 10,
 	TAG_LAYER = 11,
 	TAG_UPPER_FD = 12,
@@ -53,6 +60,9 @@ enum tag {
 	TAG_CREATE_NUMBERS = 14,
 	TAG_INJECT = 15,
 	TAG_PREPARE_NUMBERS = 16,
+	TAG_GRACE = 17,
+	TAG_KEPT = 18,
+	TAG_NOTE = 19,
 	TAG_EXEC_NUMBERS = 20,
 	TAG_ARG = 21,
 	TAG_ENV = 22,
@@ -68,6 +78,9 @@ enum tag {
 	TAG_SOCKET_NUMBERS = 32,
 	TAG_COUNT = 33,
 	TAG_PATH = 34,
+	TAG_KEEP_FD = 35,
+	TAG_EXPIRES = 36,
+	TAG_AFTER = 37,
 	TAG_CREATED_NUMBERS = 40,
 	TAG_ROOT_FD = 41,
 	TAG_PIDFD = 42,
@@ -87,14 +100,11 @@ enum tag {
 	TAG_MADE_FD = 56,
 	TAG_SPOOL_ERRNO = 57,
 	TAG_LOST = 58,
+	TAG_KEPT_NUMBERS = 59,
 	TAG_ERRNO = 60,
 	TAG_STAGE = 61,
 	TAG_MESSAGE = 62,
 	TAG_GONE_NUMBERS = 70,
-};
-
-enum hello_flag {
-	HELLO_FLAG_IN_PROCESS = 1,
 };
 
 enum create_flag {
@@ -136,4 +146,14 @@ enum gone_cause {
 	GONE_CAUSE_OOM = 1,
 	GONE_CAUSE_SIGNAL = 2,
 	GONE_CAUSE_EXIT = 3,
+};
+
+enum kept_state {
+	KEPT_STATE_PLAIN = 0,
+	KEPT_STATE_STARTING = 1,
+	KEPT_STATE_LIVE = 2,
+	KEPT_STATE_GONE = 3,
+	KEPT_STATE_ABSENT = 4,
+	KEPT_STATE_RUNNING = 5,
+	KEPT_STATE_ENDED = 6,
 };

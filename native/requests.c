@@ -10,9 +10,8 @@
 #include <sys/socket.h>
 
 #include "init.h"
-#include "spawner.h"
+#include "request.h"
 
-#define TEXT_MAX 65536u
 #define NAME_LENGTH_MAX 255u
 #define MEASURE_MAX 1000u
 /* More than execve takes, as each costs it nine bytes of two MiB at least. */
@@ -21,24 +20,7 @@
 static char *argv_strings[STRINGS_MAX + 1];
 static char *env_strings[STRINGS_MAX + 1];
 
-/*
- * Values are terminated in place, over the first byte of what follows them, once all fields
- * have been found. Behind a frame lies the next one's first byte, which is always 0.
- */
-struct texts {
-	size_t count;
-	uint8_t *end[LAYERS_MAX + 16];
-};
-
-struct request {
-	struct frame *frame;
-	int *fds;
-	const char *refusal; /* why it is not acted upon */
-	int error;
-	struct texts texts;
-};
-
-static void refuse(struct request *r, int error, const char *why)
+void refuse(struct request *r, int error, const char *why)
 {
 	if (!r->refusal) {
 		r->refusal = why;
@@ -46,7 +28,7 @@ static void refuse(struct request *r, int error, const char *why)
 	}
 }
 
-static const char *take_text(struct request *r, const struct field *field, size_t max)
+const char *take_text(struct request *r, const struct field *field, size_t max)
 {
 	if (!field_is_text(field, max)) {
 		refuse(r, EINVAL, "a text is too long or holds a NUL");
@@ -60,13 +42,13 @@ static const char *take_text(struct request *r, const struct field *field, size_
 	return (const char *)field->data;
 }
 
-static void terminate(struct request *r)
+void terminate(struct request *r)
 {
 	for (size_t i = 0; i < r->texts.count; i++)
 		*r->texts.end[i] = '\0';
 }
 
-static void take_numbers(struct request *r, const struct field *field, uint64_t *values, size_t count)
+void take_numbers(struct request *r, const struct field *field, uint64_t *values, size_t count)
 {
 	if (field->len != 8 * count) {
 		refuse(r, EPROTO, "numbers of another length");
@@ -76,7 +58,7 @@ static void take_numbers(struct request *r, const struct field *field, uint64_t 
 		values[i] = get_u64(field->data + 8 * i);
 }
 
-static int take_fd(struct request *r, const struct field *field, size_t offset)
+int take_fd(struct request *r, const struct field *field, size_t offset)
 {
 	uint32_t index;
 
@@ -92,8 +74,7 @@ static int take_fd(struct request *r, const struct field *field, size_t offset)
 	return r->fds[index];
 }
 
-/* Keep one of the frame's descriptors. */
-static int keep_fd(struct request *r, int fd)
+int keep_fd(struct request *r, int fd)
 {
 	for (unsigned i = 0; i < r->frame->descriptors; i++)
 		if (r->fds[i] == fd)
@@ -101,13 +82,12 @@ static int keep_fd(struct request *r, int fd)
 	return fd;
 }
 
-static void unknown_tag(struct request *r)
+void unknown_tag(struct request *r)
 {
 	refuse(r, EPROTO, "a field that this request does not have");
 }
 
-/* Answer a refused request; true if it was. */
-static bool refused(const struct request *r)
+bool refused(const struct request *r)
 {
 	if (r->refusal)
 		answer_error(r->frame->request, r->error, "request", r->refusal);
@@ -120,105 +100,6 @@ static bool valid_id(const char *id)
 				"ABCDEFGHIJKLMNOPQRSTUVWXYZ._-");
 
 	return len > 0 && len <= ID_MAX && id[len] == '\0' && id[0] != '.';
-}
-
-#define EACH_FIELD(r, field)                                                                       \
-	for (struct reader reader_ = {(r)->frame->body, (r)->frame->body + (r)->frame->len};       \
-	     field_next(&reader_, &(field)) > 0;)
-
-/* --- HELLO --------------------------------------------------------------------------- */
-
-static void answer_features(uint64_t request)
-{
-	struct builder *b = answer_begin(TYPE_OK, request);
-	char text[64];
-
-	build_u64(b, TAG_VERSION, PROTOCOL_VERSION);
-	build_u64(b, TAG_NUMBER, (uint64_t)getpid());
-	for (size_t i = 0; i < worker_step_count; i++) {
-		snprintf(text, sizeof(text), "step:%s", worker_steps[i]);
-		build_text(b, TAG_FEATURE, text);
-	}
-	for (size_t i = 0; i < init_step_count; i++) {
-		snprintf(text, sizeof(text), "step:%s", init_steps[i]);
-		build_text(b, TAG_FEATURE, text);
-	}
-	if (worker.cgroups.memory >= 0 || worker.cgroups.v2_memory)
-		build_text(b, TAG_FEATURE, "limit:memory");
-	if (worker.cgroups.cpu >= 0 || worker.cgroups.v2_cpu)
-		build_text(b, TAG_FEATURE, "limit:cpu");
-	if (worker.cgroups.pids >= 0 || worker.cgroups.v2_pids)
-		build_text(b, TAG_FEATURE, "limit:pids");
-	build_text(b, TAG_FEATURE, worker.cgroups.split ? "cgroups:v2" : "cgroups:hybrid");
-	answer_send(b);
-}
-
-static void handle_hello(struct request *r)
-{
-	const char *groups[8];
-	size_t group_count = 0;
-	uint64_t version = 0, flags = 0;
-	int layers = -1, spool = -1, program = -1, client = -1, error = 0;
-	struct field field;
-
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_VERSION)
-			take_numbers(r, &field, &version, 1);
-		else if (field.tag == TAG_NODE_ID)
-			take_text(r, &field, ID_MAX);
-		else if (field.tag == TAG_HELLO_FLAGS)
-			take_numbers(r, &field, &flags, 1);
-		else if (field.tag == TAG_LAYERS_FD)
-			layers = take_fd(r, &field, 0);
-		else if (field.tag == TAG_SPOOL_FD)
-			spool = take_fd(r, &field, 0);
-		else if (field.tag == TAG_SELF_FD)
-			program = take_fd(r, &field, 0);
-		else if (field.tag == TAG_CLIENT_FD)
-			client = take_fd(r, &field, 0);
-		else if (field.tag == TAG_CGROUP && group_count < ARRAY_LEN(groups))
-			groups[group_count++] = take_text(r, &field, TEXT_MAX);
-		else
-			unknown_tag(r);
-	}
-	if (version != PROTOCOL_VERSION)
-		refuse(r, EPROTO, "another version of the protocol");
-	if (worker.greeted)
-		refuse(r, EPROTO, "a second HELLO");
-	if (layers < 0 || spool < 0 || program < 0)
-		refuse(r, EPROTO, "a descriptor is missing");
-	if (refused(r))
-		return;
-	terminate(r);
-	for (size_t i = 0; i < group_count && !error; i++) {
-		char *sign = strchr(groups[i], '=');
-
-		if (sign)
-			*sign = '\0';
-		error = sign ? cgroups_use(groups[i], sign + 1) : -EINVAL;
-	}
-	error = error ? error : cgroups_finish();
-	if (error) {
-		answer_error(r->frame->request, -error, "cgroups", "");
-		return;
-	}
-	error = rootfs_prepare(layers);
-	if (error) {
-		answer_error(r->frame->request, -error, "mount namespace", "");
-		return;
-	}
-	worker.spool = keep_fd(r, spool);
-	worker.program = keep_fd(r, program);
-	error = client < 0 ? 0 : connection_watch(keep_fd(r, client));
-	if (error) {
-		answer_error(r->frame->request, -error, "client", "");
-		return;
-	}
-	worker.in_process = flags & HELLO_FLAG_IN_PROCESS;
-	worker.greeted = true;
-	inotify_prepare();
-	answer_features(r->frame->request);
 }
 
 /* --- sandboxes ------------------------------------------------------------------------ */
@@ -250,7 +131,7 @@ static void handle_create(struct request *r)
 			spec.root.upper = take_fd(r, &field, 0);
 		else if (field.tag == TAG_INJECT)
 			spec.root.inject = take_text(r, &field, 22);
-		else
+		else if (!take_keep_field(r, &field, &spec.keep))
 			unknown_tag(r);
 	}
 	spec.limits = (struct limits){numbers[1], numbers[2], numbers[3]};
@@ -464,7 +345,7 @@ static void handle_exec(struct request *r)
 			spec.in = take_fd(r, &field, 0);
 		else if (field.tag == TAG_EXTRA_FD)
 			take_extra(r, &field, &spec);
-		else
+		else if (!take_keep_field(r, &field, &spec.keep))
 			unknown_tag(r);
 	}
 	if (!id || !spec.cwd || !argc || !spec.id)
@@ -650,13 +531,20 @@ int request_handle(struct frame *frame, int *fds)
 
 	if (!well_formed(frame) || frame->request == 0)
 		return -EPROTO;
-	if (!worker.greeted && frame->type != TYPE_HELLO) {
+	if (!connection_is_greeted() && frame->type != TYPE_HELLO && frame->type != TYPE_ATTACH) {
 		answer_error(frame->request, EPROTO, "request", "HELLO comes first");
 		return 0;
 	}
 	switch (frame->type) {
 	case TYPE_HELLO:
-		handle_hello(&request);
+		greet_hello(&request);
+		return 0;
+	case TYPE_ATTACH:
+		greet_attach(&request);
+		return 0;
+	case TYPE_END:
+		worker.ending = true;
+		answer_ok(frame->request);
 		return 0;
 	case TYPE_CREATE:
 		handle_create(&request);
@@ -702,7 +590,8 @@ int request_handle(struct frame *frame, int *fds)
 		handle_measure(&request);
 		return 0;
 	default:
-		answer_error(frame->request, EPROTO, "request", "an unknown type");
+		if (!keep_request(&request))
+			answer_error(frame->request, EPROTO, "request", "an unknown type");
 		return 0;
 	}
 }

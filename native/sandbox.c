@@ -43,10 +43,12 @@ struct sandbox *sandbox_find(const char *id)
 }
 
 static void timer_fired(struct timer *timer);
+static void lease_over(struct timer *timer);
 
 void sandbox_list(struct sandbox *sandbox)
 {
 	sandbox->timer.fire = timer_fired;
+	sandbox->lease.fire = lease_over;
 	sandbox->next = *chain_of(sandbox->id);
 	*chain_of(sandbox->id) = sandbox;
 	sandbox->listed = true;
@@ -62,6 +64,7 @@ static void forget(struct sandbox *sandbox)
 	while (*link != sandbox)
 		link = &(*link)->next;
 	*link = sandbox->next;
+	timer_cancel(&sandbox->lease);
 	sandbox->listed = false;
 	worker.sandboxes--;
 	/* An event of this turn may still point to it. */
@@ -107,6 +110,7 @@ static void finish(struct sandbox *sandbox, int error)
 	if (sandbox->create_request) {
 		answer_failed(sandbox);
 		sandbox->create_request = 0;
+		keep_drop(sandbox->id); /* nothing is left of it */
 		forget(sandbox);
 		return;
 	}
@@ -147,6 +151,8 @@ static void report_gone(struct sandbox *sandbox, uint64_t ooms)
 	    (ooms > sandbox->ooms_seen ||
 	     (sandbox->oom_ns && clock_ns(CLOCK_MONOTONIC) - sandbox->oom_ns < NS_PER_S)))
 		cause = GONE_CAUSE_OOM;
+	sandbox->gone_cause = cause;
+	sandbox->gone_code = code;
 	build_text(b, TAG_SANDBOX, sandbox->id);
 	build_u64s(b, TAG_GONE_NUMBERS, (uint64_t[]){cause, code}, 2);
 	answer_send(b);
@@ -242,7 +248,9 @@ static bool stands(const struct sandbox *sandbox)
 
 void sandbox_destroy(struct sandbox *sandbox, uint64_t request)
 {
-	if (sandbox->destroy_request || sandbox->create_request) {
+	bool asked = sandbox->destroy_request && request_is_current(sandbox->destroy_request);
+
+	if (asked || sandbox->create_request) {
 		answer_error(request, EBUSY, "sandbox", "it is being made or destroyed");
 		return;
 	}
@@ -267,6 +275,59 @@ void sandboxes_end(void)
 			else if (!sandbox->create_request && !sandbox->destroy_request)
 				sandbox->destroy_request = UINT64_MAX;
 		}
+}
+
+void sandboxes_each(void (*each)(struct sandbox *sandbox))
+{
+	for (size_t i = 0; i < BUCKETS; i++)
+		for (struct sandbox *sandbox = table[i], *next; sandbox; sandbox = next) {
+			next = sandbox->next;
+			each(sandbox);
+		}
+}
+
+/* --- without a daemon ---------------------------------------------------------------- */
+
+static void lease_over(struct timer *timer)
+{
+	struct sandbox *sandbox = container_of(timer, struct sandbox, lease);
+
+	if (sandbox->state == SANDBOX_STARTING) {
+		timer_set(timer, clock_ns(CLOCK_MONOTONIC) + NS_PER_S);
+	} else if (sandbox->state == SANDBOX_LIVE) {
+		sandbox_kill_all(sandbox, REQUEST_NOBODYS); /* the next daemon may let it be read, or ends it */
+	}
+}
+
+void sandbox_lease_on(struct sandbox *sandbox)
+{
+	uint64_t now = clock_ns(CLOCK_REALTIME);
+	uint64_t left = sandbox->expires_ns > now ? sandbox->expires_ns - now : 0;
+
+	sandbox->killers = 0;
+	if (kept_has(sandbox->id)) {
+		if (sandbox->expires_ns)
+			timer_set(&sandbox->lease, clock_ns(CLOCK_MONOTONIC) + left);
+	} else if (sandbox->create_request) {
+		sandbox->unwanted = true;
+	} else {
+		sandbox_destroy(sandbox, REQUEST_NOBODYS);
+	}
+}
+
+void sandbox_lease_off(struct sandbox *sandbox)
+{
+	timer_cancel(&sandbox->lease);
+}
+
+void sandbox_await(struct sandbox *sandbox, uint64_t request)
+{
+	if (sandbox->create_request)
+		sandbox->create_request = request;
+	else if (sandbox->root >= 0)
+		answer_created(sandbox, request);
+	else
+		answer_error(request, ESRCH, "sandbox", "it is gone");
 }
 
 /* --- killing all but pid 1 ----------------------------------------------------------- */

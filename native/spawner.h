@@ -107,6 +107,7 @@ struct sandbox {
 	struct exec *first_queued, *last_queued; /* that wait for one of those to end */
 	bool taking_turns;
 	bool listed;
+	bool unwanted; /* ends as soon as it is made: its daemon has gone, and noted nothing of it */
 	bool channel_ended;
 	pid_t pid;
 	int pidfd;
@@ -120,6 +121,8 @@ struct sandbox {
 	uint64_t oom_ns; /* when it was seen last that there were more, CLOCK_MONOTONIC */
 	uint64_t began_ns;
 	uint64_t namespaces[NAMESPACE_KINDS]; /* inodes: user, mnt, pid, net, ipc, uts, cgroup */
+	uint64_t expires_ns; /* CLOCK_REALTIME; 0: never. What runs then is killed if there is no daemon */
+	uint64_t gone_cause, gone_code; /* once it has ended by itself */
 	uint64_t create_request; /* or that of PREPARE */
 	uint64_t destroy_request;
 	unsigned killers;
@@ -131,6 +134,7 @@ struct sandbox {
 	struct source channel_source;
 	struct source pidfd_source;
 	struct timer timer;
+	struct timer lease;
 	struct lane running; /* streams of commands that run */
 	struct lane leftover; /* streams of what ended commands have left */
 	struct sandbox *dead; /* in the list of those to free */
@@ -173,6 +177,7 @@ struct exec {
 	uint64_t id;
 	uint64_t cgroup; /* its number; 0: it has none yet */
 	uint64_t request;
+	struct kept *kept; /* until its last answer is there */
 	struct launch *launch; /* until the command runs, or cannot */
 	struct exec *queued_next;
 	bool queued; /* its launch has not begun */
@@ -224,9 +229,10 @@ struct worker {
 	int home_network;
 	uint64_t files; /* RLIMIT_NOFILE */
 	bool greeted;
-	bool in_process;
+	bool ending;
 	uint64_t sandboxes;
 	uint64_t execs;
+	uint64_t kept_files;
 	struct cgroup_bases cgroups;
 	struct source inotify_source;
 };
@@ -246,20 +252,68 @@ void timer_cancel(struct timer *timer);
 int timers_run(void);
 int slot_put(int fd, enum slot slot);
 void slot_clear(enum slot slot);
+/* Move a descriptor above the slots. Returns it, or -errno with it closed. */
+int slot_free(int fd);
 /* A copy above the slots, or -errno. */
 int dup_cloexec(int fd);
 
 /* --- connection.c --- */
 void connection_open(int fd);
 bool connection_alive(void);
+/* Its peer is a daemon of ours: it gets events, too. */
+void connection_greeted(void);
+bool connection_is_greeted(void);
+/*
+ * Whether whoever made this request waits for its answer: numbers of a daemon's requests begin above those
+ * of the daemons before it. 0: an event.
+ */
+bool request_is_current(uint64_t request);
 /* The connection ends with this process, whoever else holds its socket. Takes the pidfd. */
 int connection_watch(int pidfd);
 /* Begin an answer in the shared buffer. Only one is built at a time. */
 struct builder *answer_begin(enum type type, uint64_t request);
 void answer_send(struct builder *b);
+/* As `answer_error`, to be sent by the caller. */
+struct builder *error_begin(uint64_t request, int error, const char *stage, const char *message);
 void answer_error(uint64_t request, int error, const char *stage, const char *message);
 void answer_ok(uint64_t request);
 void answer_number(uint64_t request, uint64_t value);
+
+/* --- keep.c --- */
+#define KEEP_FDS_MAX 6u
+struct kept;
+enum kept_kind {
+	KEPT_PLAIN,
+	KEPT_SANDBOX,
+	KEPT_EXEC,
+};
+struct keep_spec {
+	const uint8_t *note; /* NULL: nothing is to be kept */
+	size_t note_len;
+	bool has_fds; /* whether descriptors are said, even if none */
+	unsigned count;
+	int fds[KEEP_FDS_MAX];
+	bool expires; /* whether the next is said */
+	uint64_t expires_ns; /* CLOCK_REALTIME; 0: never */
+};
+/* Keep copies under a name, or replace those. Returns NULL with -errno. */
+struct kept *keep(const char *name, enum kept_kind kind, const struct keep_spec *spec, int *error);
+bool kept_has(const char *name);
+/* It is that of a command, whose last answer will be kept, too. */
+void keep_exec(struct kept *kept, struct exec *exec);
+void keep_answer(struct exec *exec, const struct builder *b);
+/* Keep it no longer, unless it is of a command that runs. */
+void keep_drop(const char *name);
+
+/* --- attach.c --- */
+/* Outlive the connection: the next one comes here. Takes the descriptor. Returns 0 or -errno. */
+int attach_listen(int fd, uint64_t grace_ns);
+/* Whether another connection may come. */
+bool attach_possible(void);
+/* A daemon is there. */
+void attach_done(void);
+/* See to it that what needs one does without, if there is none. */
+void attach_tend(void);
 
 /* --- requests.c --- */
 /* Handle one frame; takes what it uses of `fds` (sets it to -1). -errno: the peer is broken. */
@@ -343,6 +397,7 @@ struct create_spec {
 	uint32_t id_base;
 	struct limits limits;
 	struct root_spec root;
+	struct keep_spec keep;
 	uint64_t request;
 };
 /* Make a blank under an id: of `spec`, what is not said here is not looked at. */
@@ -353,8 +408,11 @@ void sandbox_create(const struct create_spec *spec);
 void prepared(struct sandbox *sandbox);
 /* Pid 1 has done the last step. */
 void created(struct sandbox *sandbox);
+void answer_created(struct sandbox *sandbox, uint64_t request);
 
 /* --- sandbox.c --- */
+/* Of what we do by ourselves: lower than any that is answered, once there may be several daemons. */
+#define REQUEST_NOBODYS 1u
 void sandbox_list(struct sandbox *sandbox);
 /* Hear what its pid 1 reports. */
 int sandbox_listen(struct sandbox *sandbox);
@@ -365,6 +423,12 @@ void sandbox_destroy(struct sandbox *sandbox, uint64_t request);
 void sandbox_kill_all(struct sandbox *sandbox, uint64_t request);
 void sandbox_kill_progress(struct sandbox *sandbox);
 void sandboxes_end(void);
+void sandboxes_each(void (*each)(struct sandbox *sandbox));
+/* Without a daemon its lease is held here, and what nobody would find again ends. */
+void sandbox_lease_on(struct sandbox *sandbox);
+void sandbox_lease_off(struct sandbox *sandbox);
+/* Answer as to its CREATE, once it is made. */
+void sandbox_await(struct sandbox *sandbox, uint64_t request);
 void sandboxes_free_dead(void);
 
 /* --- exec.c --- */
@@ -388,6 +452,7 @@ struct exec_spec {
 		int target;
 		int fd;
 	} extra[EXTRA_MAX];
+	struct keep_spec keep;
 };
 struct exec *exec_find(uint64_t id);
 struct exec *exec_of_pid(struct sandbox *sandbox, pid_t pid);
@@ -405,6 +470,10 @@ void exec_check_cgroup(struct exec *exec);
 void exec_output(struct exec *exec, uint64_t request);
 void exec_watch(struct exec *exec, uint64_t request, uint64_t seen_out, uint64_t seen_err);
 void exec_mark(struct exec *exec, uint64_t request);
+/* This request is answered from now on as its EXEC would be. */
+void exec_await(struct exec *exec, uint64_t request);
+/* Whoever watched them has gone. */
+void execs_unwatch(void);
 void exec_forget(struct exec *exec, uint64_t request);
 void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope scope);
 void exec_cgroup_event(int watch);

@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/fsuid.h>
 #include <sys/ioctl.h>
@@ -309,13 +311,16 @@ static bool too_many(const struct sandbox *sandbox)
 
 	if (sandbox->exec_count >= most)
 		return true;
-	return sandbox->exec_count >= always && worker.execs * EXEC_FILES > worker.files / 2;
+	return sandbox->exec_count >= always && worker.execs * EXEC_FILES + worker.kept_files > worker.files / 2;
 }
 
 void exec_start(const struct exec_spec *spec)
 {
 	struct sandbox *sandbox = spec->sandbox;
+	struct kept *kept = NULL;
 	struct exec *exec;
+	char name[32];
+	int error;
 
 	if (sandbox->state != SANDBOX_LIVE) {
 		answer_error(spec->request, ESRCH, "sandbox", "it is gone");
@@ -330,17 +335,27 @@ void exec_start(const struct exec_spec *spec)
 			     "too many commands of this sandbox run or have left processes; end some");
 		return;
 	}
+	snprintf(name, sizeof(name), "exec.%" PRIu64, spec->id);
+	if (spec->keep.note) {
+		kept = keep(name, KEPT_EXEC, &spec->keep, &error);
+		if (!kept) {
+			answer_error(spec->request, -error, "keep", "");
+			return;
+		}
+	}
 	exec = exec_new(spec);
 	if (!exec) {
+		keep_drop(name);
 		answer_error(spec->request, ENOMEM, "memory", "");
 		return;
 	}
+	if (kept)
+		keep_exec(kept, exec);
 	set_timer(exec);
 	if (sandbox->launches < LAUNCHES_MAX && !sandbox->first_queued) {
 		begin(exec);
 	} else {
-		int error = launch_hold(exec->launch);
-
+		error = launch_hold(exec->launch);
 		if (!error) {
 			wait_for_turn(exec);
 			return;

@@ -16,6 +16,7 @@ pytest_plugins = [
         "tests.fixtures.runtime",
         "tests.fixtures.client",
         "tests.fixtures.service",
+        "tests.fixtures.restart",
         "tests.fixtures.redis",
         "tests.fixtures.egress",
     )

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import machine, render
+from coldframe.host import orphans
 from coldframe.host.gc import reap_dead_nodes
 from coldframe.node.settings import NodeSettings
 
@@ -20,21 +21,32 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be reaped, and reap nothing.")
     ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="End nodes, too, that no process serves and that wait for the next one."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Reap what nodes left behind that were killed, and layers that no image needs.
 
     A node is dead when nobody holds its lock. Live nodes, and those of another COLDFRAME_HOME,
-    are never touched. Exit code: 0 nothing is left, 1 something could not be reaped.
+    are never touched. One whose service was killed lives on with its sandboxes until the next
+    service of this home; with --all it is ended. Exit code: 0 nothing is left, 1 something could
+    not be reaped.
     """
     machine.require_root("gc")
     home = NodeSettings.from_environment().home
     if dry_run:
         reaped = machine.survey(home).ledger().leaks + _layers(home, dry_run=True)
+        if everything:
+            reaped += tuple(f"node {one}, which no process serves" for one in orphans.left(home))
         remaining: tuple[str, ...] = ()
     else:
         # Nodes first: the layers that a dead one held are free then.
-        reaped = reap_dead_nodes(home) + _layers(home, dry_run=False)
+        reaped = (orphans.end_left if everything else reap_dead_nodes)(home)
+        reaped += _layers(home, dry_run=False)
         remaining = machine.survey(home).ledger().leaks
     if as_json:
         key = "would_reap" if dry_run else "reaped"

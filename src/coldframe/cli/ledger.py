@@ -36,16 +36,27 @@ def _as_json(found: machine.Survey, total: Ledger) -> dict[str, object]:
         **total.model_dump(mode="json"),
         "balanced": total.balanced,
         "nodes": [
-            {"id": node.id, "alive": node.alive, "sandboxes": list(node.sandboxes)}
+            {
+                "id": node.id,
+                "alive": node.alive,
+                "waits": node.waits,
+                "sandboxes": list(node.sandboxes),
+            }
             for node in found.nodes
         ],
         "elsewhere": list(found.elsewhere),
     }
 
 
+def _owner(node: machine.NodeView) -> str:
+    if node.waits:
+        return "none; waits for a service"
+    return "alive" if node.alive else "dead"
+
+
 def _print(found: machine.Survey, total: Ledger) -> None:
     rows = [
-        (node.id, "alive" if node.alive else "dead", str(len(node.sandboxes)), str(len(node.leaks)))
+        (node.id, _owner(node), str(len(node.sandboxes)), str(len(node.leaks)))
         for node in found.nodes
     ]
     if rows:
@@ -54,6 +65,8 @@ def _print(found: machine.Survey, total: Ledger) -> None:
         f"created {total.created} = deleted {total.deleted} + expired {total.expired} + "
         f"failed {total.failed} + lost {total.lost} + live {total.live}; leaked {total.leaked}"
     )
+    if any(node.waits for node in found.nodes):
+        print("what waits goes on with the next coldframe serve; coldframe gc --all ends it")
     if found.elsewhere:
         print(f"{len(found.elsewhere)} sandboxes of another COLDFRAME_HOME are not counted")
     for leak in total.leaks:

@@ -5,19 +5,16 @@ No node is asked and none is started, so it can be looked at what a killed proce
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldframe.host import census, tally
+from coldframe.host import census, gc, orphans, tally
 from coldframe.protocol.errors import CapabilityError
 from coldframe.protocol.models import Ledger
 
-_JUST_MADE_S = 5.0
 _SANDBOX = re.compile(r"sb-[0-9a-z]{6}-[0-9a-z]{10}")
 
 
@@ -28,6 +25,8 @@ class NodeView:
     id: str
     alive: bool
     """Whether its owner holds its lock."""
+    waits: bool
+    """Whether it lives and no process serves it: its spawners wait for the next one."""
     sandboxes: tuple[str, ...]
     """Ids that have a cgroup; those that are only half made ahead are nobody's yet."""
     counts: Mapping[str, int]
@@ -92,7 +91,8 @@ def _view(home: Path, node_id: str, directory: Path, sandboxes: tuple[str, ...])
     alive = is_held(directory)
     leaks = () if alive else tuple(_left_of(home, node_id, directory))
     counts = tally.read_counts(directory / tally.FILE)
-    return NodeView(node_id, alive, sandboxes, counts, leaks)
+    waits = node_id in orphans.left(home)
+    return NodeView(node_id, alive, waits, sandboxes, counts, leaks)
 
 
 def is_held(directory: Path) -> bool:
@@ -101,19 +101,9 @@ def is_held(directory: Path) -> bool:
     A node that may just be taking it counts as one that holds it: to try would be in its way.
     """
     try:
-        others = [entry for entry in directory.iterdir() if entry.name not in {"lock", tally.FILE}]
-        if not others and time.time() - directory.stat().st_mtime < _JUST_MADE_S:
-            return True
-        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return gc.being_made(directory) or gc.is_held(directory / gc.LOCK)
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _left_of(home: Path, node_id: str, directory: Path) -> Iterator[str]:

@@ -27,6 +27,7 @@ from coldframe.protocol.errors import (
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
+_UPGRADE_S = 120.0
 _STOP_S = 120.0
 """How long a node may take to end by itself: commands have 30 s of it, the rest is deletion."""
 
@@ -41,19 +42,24 @@ def status(
     does not run.
     """
     home = _home()
+    from coldframe.host import orphans
+
     pid = pid_of_node(home)
+    waiting = orphans.left(home)
     found: dict[str, Any] = {
         "running": pid is not None,
         "home": str(home),
         "socket": str(places.socket_of(home)),
         "pid": pid,
+        "left": list(waiting),
     }
     if pid is not None:
         found |= asyncio.run(_asked(home))
     if as_json:
         print(json.dumps(found, indent=2))
     elif pid is None:
-        print(f"no node runs for {home}; a client starts one, and so does coldframe serve")
+        left = f"; what it left goes on: {', '.join(waiting)}" if waiting else ""
+        print(f"no node runs for {home}{left}; a client starts one, and so does coldframe serve")
     else:
         states = ", ".join(f"{count} {state}" for state, count in found["sandboxes"].items())
         print(f"the node of {home} runs: process {pid}, {found['socket']}")
@@ -76,19 +82,65 @@ def stop(
     home = _home()
     pid = pid_of_node(home)
     if pid is None:
-        print(f"no node runs for {home}")
+        from coldframe.host import orphans
+
+        ended = orphans.end_left(home) if orphans.left(home) else ()
+        print(f"the node of {home} has ended" if ended else f"no node runs for {home}")
         return
     with _process(pid) as process:
-        _signal(process)
-        if now:
-            time.sleep(0.1)  # two signals at once may arrive as one
-            _signal(process)
+        _signal(process, signal.SIGQUIT if now else signal.SIGTERM)
         if not select.select([process], [], [], _STOP_S)[0]:
             raise CapabilityError(
                 f"the node (process {pid}) has not ended within {_STOP_S:g} s; see what it waits "
                 "for with coldframe sandbox ls, or use --now"
             )
     print(f"the node of {home} has ended")
+
+
+@app.command()
+def upgrade() -> None:
+    """Let the machine's node go on as the Coldframe that is installed now.
+
+    Sandboxes and commands are not touched, clients wait for a moment. Returns once the new one
+    serves.
+    """
+    from coldframe.gateway.handover import require_program
+
+    home = _home()
+    pid = pid_of_node(home)
+    if pid is None:
+        raise InvalidRequestError(f"no node runs for {home}; start it with coldframe serve")
+    require_program()
+    before = _starts(home)
+    with _process(pid) as process:
+        _signal(process, signal.SIGHUP)
+        until = time.monotonic() + _UPGRADE_S
+        while _starts(home) == before:
+            if select.select([process], [], [], 0.05)[0]:
+                raise CapabilityError(
+                    f"the node (process {pid}) has ended; its sandboxes go on: coldframe serve"
+                )
+            if time.monotonic() > until:
+                raise CapabilityError(
+                    f"the node (process {pid}) was not replaced within {_UPGRADE_S:g} s; its log "
+                    "says why"
+                )
+    told = asyncio.run(_asked(home))
+    print(f"the node of {home} is coldframe {told['coldframe']} now")
+
+
+def _starts(home: Path) -> dict[str, int]:
+    """How often each node that is being served was begun to be."""
+    from coldframe.host import gc
+    from coldframe.node.home import starts_of
+
+    found: dict[str, int] = {}
+    for node_id in gc.node_ids(home):
+        directory = home / "nodes" / node_id
+        with contextlib.suppress(OSError):
+            if gc.is_held(directory / gc.DAEMON):
+                found[node_id] = starts_of(directory)
+    return found
 
 
 def _home() -> Path:
@@ -137,9 +189,9 @@ def _process(pid: int) -> Iterator[int]:
         os.close(process)
 
 
-def _signal(process: int) -> None:
+def _signal(process: int, number: signal.Signals = signal.SIGTERM) -> None:
     with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        signal.pidfd_send_signal(process, number)
 
 
 async def _asked(home: Path) -> dict[str, Any]:

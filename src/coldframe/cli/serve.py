@@ -84,8 +84,11 @@ def serve(
 
     Clients of this machine find it by its socket, node.sock in COLDFRAME_HOME, and start it there
     if nobody serves (then with --idle-exit 300). TCP asks for keys (coldframe key create); as
-    long as there is none, it is loopback only. SIGTERM lets requests come to their end, then ends
-    every sandbox; a second one does not wait.
+    long as there is none, it is loopback only.
+
+    Sandboxes outlive this process: who serves the same home next goes on with them. SIGTERM lets
+    requests come to their end, then ends every sandbox; a second one, and SIGUSR1, leave them to
+    the next process. SIGHUP executes the program anew (coldframe node upgrade).
     """
     if (tls_cert is None) != (tls_key is None):
         raise InvalidRequestError("give --tls-cert and --tls-key, or neither")
@@ -138,7 +141,11 @@ class Behind:
 
 @asynccontextmanager
 async def _served(
-    behind: Behind, store: Store, settings: NodeSettings, chosen: GatewaySettings
+    behind: Behind,
+    store: Store,
+    settings: NodeSettings,
+    chosen: GatewaySettings,
+    daemon: int | None,
 ) -> AsyncIterator[Served]:
     if behind.node_url is not None:
         from coldframe.cli.relay import relayed
@@ -149,7 +156,7 @@ async def _served(
     from coldframe.gateway.served import ServedNode
     from coldframe.node.node import Node
 
-    async with Node(settings) as node:
+    async with Node(settings, outlive=True, daemon=daemon) as node:
         yield ServedNode(node, store, chosen)
 
 
@@ -162,8 +169,10 @@ async def _serve(
 ) -> int:
     try:
         from coldframe.gateway import audit, audited, sockets
-        from coldframe.gateway.server import Doors, Listen, until_stopped
+        from coldframe.gateway.handover import Handover, execute_again
+        from coldframe.gateway.server import Doors, Listen
         from coldframe.gateway.settings import GatewaySettings
+        from coldframe.gateway.stopping import until_stopped
         from coldframe.gateway.store import open_store
     except ImportError as error:
         raise CapabilityError(
@@ -180,13 +189,18 @@ async def _serve(
     at = None if listen is None else Listen.parse(listen)
     if unix is None and behind.node_url is None:
         unix = places.socket_of(settings.home)
+    handed = Handover.taken()
+    sockets.go_on(handed.locks)
     if unix is not None:
         await sockets.claim(unix)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(behind.store_url, settings.home))
         chosen = GatewaySettings(audit=settings.home / audit.DIRECTORY)
-        served = await stack.enter_async_context(_served(behind, store, settings, chosen))
-        doors = Doors(served, store, chosen, _guest(served) if behind.orchard else None)
+        served = await stack.enter_async_context(
+            _served(behind, store, settings, chosen, handed.daemon)
+        )
+        guest = _guest(served) if behind.orchard else None
+        doors = Doors(served, store, chosen, guest, handed)
         try:
             if at is not None:
                 at = await doors.open_tcp(at, tls)
@@ -205,6 +219,9 @@ async def _serve(
         except ColdframeError:
             await doors.close()
             raise
+    if report is None:
+        execute_again(doors.handover())
+        raise AssertionError("executing returns only by raising")
     for failure in report.failures:
         print(f"coldframe: {render.sentence(failure)}", file=sys.stderr)
     return 1 if report.failures else 0

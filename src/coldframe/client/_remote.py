@@ -422,7 +422,14 @@ class RemoteNode:
         within_s: float | None = None,
     ) -> Answer:
         return await call(
-            self._http, method, target, body, headers, replay=replay, within_s=within_s
+            self._http,
+            method,
+            target,
+            body,
+            headers,
+            replay=replay,
+            within_s=within_s,
+            known=True,
         )
 
 

@@ -234,6 +234,10 @@ class ServedRelay:
         """See `Served`."""
         return CloseReport()
 
+    async def leave(self) -> int | None:
+        """See `Served`."""
+        return None
+
 
 class _LeftError(Exception):
     """The client went away in the middle of its body."""

@@ -40,6 +40,12 @@ class Served(Protocol):
     async def close(self) -> CloseReport:
         """End everything that ends with this process. Twice is fine."""
 
+    async def leave(self) -> int | None:
+        """Leave everything to another process, if it can be; else as `close`.
+
+        Returns a lock that is still held, so that nobody else goes on with it.
+        """
+
 
 class ServedNode:
     """A node that is started, served by the routes of `app`."""
@@ -71,3 +77,7 @@ class ServedNode:
     async def close(self) -> CloseReport:
         """See `Served`."""
         return await self._node.close()
+
+    async def leave(self) -> int | None:
+        """See `Served`."""
+        return await self._node.leave()

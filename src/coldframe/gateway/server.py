@@ -1,20 +1,18 @@
 """A node, or a way to one, with its doors open: a unix socket, TCP, or both, on one event loop.
 
-A stop closes the doors, lets what is being answered come to its end, and then ends the node with
-its sandboxes. A second stop does not wait for answers.
+To close lets what is being answered come to its end. When and how: `stopping.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import ssl
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -26,6 +24,7 @@ from coldframe.gateway.app import routes
 from coldframe.gateway.audit import open_log
 from coldframe.gateway.audited import Auditor
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
+from coldframe.gateway.handover import Handover
 from coldframe.gateway.protocol import Lasting, bounded
 from coldframe.gateway.proxy import ByUrl
 from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
@@ -41,6 +40,8 @@ _BACKLOG = 1024
 _LOOK_S = 0.05
 _LAST_WORDS_S = 1.0
 """How long WebSockets may go on once commands have ended: those of commands end by themselves."""
+_LEAVE_S = 10.0
+"""How long requests may take to come to their end when another process is to go on."""
 _LAST_ANSWERS_S = 5.0
 """How long answers may take to be sent once commands have ended."""
 
@@ -98,8 +99,17 @@ class Doors:
     """Serves a node that is started, or another service."""
 
     def __init__(
-        self, served: Served, store: Store, settings: GatewaySettings, guest: Guest | None = None
+        self,
+        served: Served,
+        store: Store,
+        settings: GatewaySettings,
+        guest: Guest | None = None,
+        handed: Handover | None = None,
     ) -> None:
+        """`handed`: what the program before has left open."""
+        self._handed = dict((handed or Handover()).listeners)
+        self._listeners: dict[str, socket.socket] = {}
+        """Copies of those that listen, by address: a server closes its own."""
         self._served, self._store, self._settings = served, store, settings
         self._watch = Watch(store)
         self._guest = guest
@@ -109,6 +119,7 @@ class Doors:
         self._unix: Path | None = None
         self._activity = Activity()
         self._hurried = False
+        self._lock: int | None = None
 
     async def open_unix(self, path: Path) -> None:
         """Serve on a unix socket that only root and this process's user can use.
@@ -116,9 +127,10 @@ class Doors:
         Raises:
             CapabilityError: the path is taken, or cannot be made.
         """
-        listener = await sockets.listen(path)
+        address = f"unix:{path}"
+        listener = self._handed_listener(address) or await sockets.listen(path)
         self._unix = path
-        await self._serve(listener, by_socket, None)
+        await self._serve(address, listener, by_socket, None)
 
     async def open_tcp(self, listen: Listen, tls: ssl.SSLContext | None = None) -> Listen:
         """Serve on TCP and return where; keys are asked for as soon as there is one.
@@ -132,25 +144,25 @@ class Doors:
                 f"without keys only loopback is served, not {listen.host!r}: make one with "
                 "coldframe key create, or listen on 127.0.0.1"
             )
-        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-        # The protocol is named, else asyncio takes it for no TCP and leaves Nagle's delay on.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((listen.host, listen.port))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise CapabilityError(f"{listen.host}:{listen.port} is not free: {error}") from error
+        listener = self._handed_listener(str(listen)) or _bound(listen)
         at = Listen(*listener.getsockname()[:2])
         self._served.reached_at(f"{'http' if tls is None else 'https'}://{at.reachable}")
-        await self._serve(listener, by_key(self._store), tls)
+        await self._serve(str(listen), listener, by_key(self._store), tls)
         return at
 
+    def _handed_listener(self, address: str) -> socket.socket | None:
+        fd = self._handed.pop(address, None)
+        return None if fd is None else socket.socket(fileno=fd)
+
     async def _serve(
-        self, listener: socket.socket, admit: Admission, tls: ssl.SSLContext | None
+        self,
+        address: str,
+        listener: socket.socket,
+        admit: Admission,
+        tls: ssl.SSLContext | None,
     ) -> None:
         listener.setblocking(False)
+        self._listeners[address] = listener.dup()
         app: ASGIApp = Guard(self._served.app, admit, self._watch)
         if self._guest is not None:
             app = self._guest.beside(app, admit, self._watch)
@@ -198,12 +210,18 @@ class Doors:
         for server, _ in self._servers:
             for listening in server.servers:
                 listening.close()
+        self._close_listeners()
+
+    def _close_listeners(self) -> None:
+        while self._listeners:
+            self._listeners.popitem()[1].close()
 
     async def close(self) -> None:
         """Let nobody in, and return when what is being answered has been.
 
         Commands that run have `drain_s` to end, so that who waits for one gets its result.
         """
+        self._close_listeners()
         for server, _ in self._servers:
             server.should_exit = True
         loop = asyncio.get_running_loop()
@@ -211,15 +229,19 @@ class Doors:
         busy = self._served.running
         while busy() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)  # the last command that ends tells nobody
+        await self._shut()
+        if self._unix is not None:
+            self._unix.unlink(missing_ok=True)
+
+    async def _shut(self) -> None:
         self._served.answer_now()
+        loop = asyncio.get_running_loop()
         latest = loop.time() + _LAST_WORDS_S
         while self._sockets() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
         for tied in self._sockets():
             tied.end()
         await asyncio.gather(*(task for _, task in self._servers))
-        if self._unix is not None:
-            self._unix.unlink(missing_ok=True)
         self._auditor.close()
 
     def _sockets(self) -> list[Lasting]:
@@ -227,9 +249,27 @@ class Doors:
         return [one for one in known if isinstance(one, Lasting)]
 
     async def end(self) -> CloseReport:
-        """Close, and end what is served."""
-        await self.close()
+        """Once closed, end what is served."""
         return await self._served.close()
+
+    async def leave(self) -> None:
+        """Let nobody in and answer everybody at once, but leave what is served to another process.
+
+        What listens goes on listening, for `handover`.
+        """
+        for server, _ in self._servers:
+            server.should_exit = True
+        hurry = asyncio.get_running_loop().call_later(_LEAVE_S, self.hurry)
+        try:
+            await self._shut()
+        finally:
+            hurry.cancel()
+        self._lock = await self._served.leave()
+
+    def handover(self) -> Handover:
+        """Return what another program is to go on with, once left."""
+        listeners = {address: one.detach() for address, one in self._listeners.items()}
+        return Handover(listeners, sockets.locks(), self._lock)
 
     def hurry(self) -> None:
         """Do not wait for commands or answers any more."""
@@ -238,35 +278,15 @@ class Doors:
             server.force_exit = True
 
 
-async def until_stopped(doors: Doors, *, idle_exit_s: float | None = None) -> CloseReport:
-    """Serve until SIGTERM or SIGINT, drain, end what is served; a second signal ends the draining.
-
-    With `idle_exit_s` it also ends when nobody has used it for so long.
-    """
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            doors.hurry()
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+def _bound(listen: Listen) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    # The protocol is named, else asyncio takes it for no TCP and leaves Nagle's delay on.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        await _first(stop.wait(), doors.until_idle(idle_exit_s) if idle_exit_s else None)
-        return await doors.end()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
-async def _first(*ways: Coroutine[Any, Any, Any] | None) -> None:
-    tasks = [asyncio.ensure_future(way) for way in ways if way is not None]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((listen.host, listen.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CapabilityError(f"{listen.host}:{listen.port} is not free: {error}") from error
+    return listener

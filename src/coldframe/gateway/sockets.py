@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from coldframe.protocol.errors import CapabilityError
@@ -48,6 +49,16 @@ async def claim(path: Path) -> None:
         os.close(fd)
         raise
     _held[path] = fd
+
+
+def go_on(locks: Mapping[str, int]) -> None:
+    """Hold the locks that the program before held in this process."""
+    _held.update({Path(path): fd for path, fd in locks.items()})
+
+
+def locks() -> dict[str, int]:
+    """Return what is held, by path."""
+    return {str(path): fd for path, fd in _held.items()}
 
 
 async def _lock(fd: int, path: Path) -> None:

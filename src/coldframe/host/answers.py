@@ -12,6 +12,7 @@ from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import (
     Created,
     ExecEnd,
+    Kept,
     Leftover,
     OutputSpools,
     Place,
@@ -257,11 +258,42 @@ def decode_stat(fields: Fields, _: list[int]) -> WorkerStat:
     return WorkerStat(pid, sandboxes, execs, descriptors)
 
 
+def decode_kept(fields: Fields, descriptors: list[int]) -> tuple[Kept, ...]:
+    """KEPT_PAGE."""
+    found: list[Kept] = []
+    name, numbers, note, held = "", (0,) * 5, b"", list[int]()
+
+    def close_entry() -> None:
+        if name:
+            serial, state, cause, code, ended = numbers
+            kind = wire.KeptState(state)
+            found.append(Kept(name, serial, kind, cause, code, ended / 1e9, note, tuple(held)))
+
+    for tag, value in fields:
+        if tag == Tag.KEPT:
+            close_entry()
+            name, held = bytes(value).decode(), []
+        elif tag == Tag.KEPT_NUMBERS:
+            numbers = wire.KEPT_NUMBERS.unpack(value)
+        elif tag == Tag.NOTE:
+            note = bytes(value)
+        elif tag == Tag.KEEP_FD:
+            held.append(descriptors[wire.U32.unpack(value)[0]])
+    close_entry()
+    return tuple(found)
+
+
 def decode_gone(fields: Fields) -> SandboxGone:
     """The event that a sandbox ended by itself."""
     cause, code = wire.U64_PAIR.unpack(_must(fields, Tag.GONE_NUMBERS))
     sandbox_id = bytes(_must(fields, Tag.SANDBOX)).decode()
     return SandboxGone(sandbox_id, wire.GoneCause(cause), code)
+
+
+def decode_worker(fields: Fields, _: list[int]) -> tuple[int, int, tuple[str, ...]]:
+    """OK of ATTACH: its version of the protocol, its pid, and as `decode_features`."""
+    (version,) = wire.U64.unpack(_must(fields, Tag.VERSION))
+    return version, _numbers(fields)[0], decode_features(fields, [])
 
 
 def decode_features(fields: Fields, _: list[int]) -> tuple[str, ...]:

@@ -140,6 +140,13 @@ class Blanks:
         for blank_id in lost & self._offered.keys():
             self._withdraw(blank_id)
 
+    def abandon(self) -> None:
+        """Make no more; they end with the connection to their workers."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def close(self) -> None:
         """End all of them."""
         self._open = False

@@ -43,7 +43,9 @@ class Scope:
     """Inode numbers of their namespaces."""
     uppers: tuple[str, ...] = ()
     """What the storage holds, by sandbox id."""
-    known_names: frozenset[str] = frozenset({"lock", "counts", "uppers", "spool"})
+    known_names: frozenset[str] = frozenset(
+        {"lock", "daemon", "counts", "expired", "uppers", "spool", "workers"}
+    )
     """What may lie in the node's directory."""
 
     @property

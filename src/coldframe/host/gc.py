@@ -21,6 +21,10 @@ from coldframe.host.removal import remove_tree
 from coldframe.host.roottree import closing
 from coldframe.protocol.errors import FileError
 
+LOCK, DAEMON = "lock", "daemon"
+"""Held as long as anything of a node lives; and as long as a process serves it, if it may outlive
+that process."""
+_FIRST = frozenset({LOCK, DAEMON, tally.FILE, "expired"})
 _NODE_ID = re.compile(r"[0-9a-z]{6}")
 _JUST_MADE_S = 5.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,13 +43,14 @@ def reap_dead_nodes(home: Path) -> tuple[str, ...]:
     return tuple(reaped)
 
 
-def hold_node(directory: Path) -> int | None:
+def hold_node(directory: Path, name: str = LOCK) -> int | None:
     """Make a node's directory and take its lock; None if somebody holds it already.
 
-    Returns the descriptor that holds the lock until it is closed. Raises OSError.
+    Returns the descriptor that holds the lock until it, and each copy of it, is closed. Raises
+    OSError.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -54,15 +59,32 @@ def hold_node(directory: Path) -> int | None:
     return fd
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody holds a lock of a node's directory. Raises OSError: there is none."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def node_ids(home: Path) -> tuple[str, ...]:
+    """Ids of all nodes of a home, dead or alive."""
+    try:
+        names = sorted(path.name for path in (home / "nodes").iterdir() if not path.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return tuple(name for name in names if _NODE_ID.fullmatch(name) is not None)
+
+
 def _dead_nodes(home: Path) -> Iterator[tuple[str, int]]:
     """Yield (node id, descriptor that holds its lock)."""
-    try:
-        names = sorted(path.name for path in (home / "nodes").iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
+    for name in node_ids(home):
         path = home / "nodes" / name
-        if _NODE_ID.fullmatch(name) is None or path.is_symlink() or _being_made(path):
+        if being_made(path):
             continue
         with contextlib.suppress(OSError):  # reaped by somebody else meanwhile
             fd = hold_node(path)
@@ -70,10 +92,10 @@ def _dead_nodes(home: Path) -> Iterator[tuple[str, int]]:
                 yield name, fd
 
 
-def _being_made(path: Path) -> bool:
-    """Whether a node is just starting there: nothing but perhaps its lock, and that is new."""
+def being_made(path: Path) -> bool:
+    """Whether a node is just starting there: nothing but perhaps its locks, and these are new."""
     try:
-        others = [entry for entry in path.iterdir() if entry.name not in {"lock", tally.FILE}]
+        others = [entry for entry in path.iterdir() if entry.name not in _FIRST]
         return not others and time.time() - path.stat().st_mtime < _JUST_MADE_S
     except OSError:
         return True

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from coldframe.host import forks
@@ -35,8 +36,10 @@ class IdRanges:
     def __init__(self, directory: Path) -> None:
         """Coordinate with others through `directory`, made if missing."""
         self._directory = directory
-        self._locks: list[int] = []
-        self._taken_blocks: set[int] = set()
+        self.blocks: dict[int, int] = {}
+        """Descriptors of the locks of those that are held, by number."""
+        self.on_block: Callable[[int, int], None] = lambda number, lock: None
+        """Told of each more: its number and its lock."""
         self._free: deque[int] = deque()
         forks.own(self)
 
@@ -51,6 +54,12 @@ class IdRanges:
         # The one that has rested longest: nothing of its last owner should be around.
         return self._free.popleft()
 
+    def adopt(self, blocks: Mapping[int, int], used: Collection[int]) -> None:
+        """Go on with the locks of a process that is no more, whose sandboxes have these ranges."""
+        self.blocks.update(blocks)
+        free = [first for block in blocks for first in _ranges(block)]
+        self._free.extend(first for first in free if first not in used)
+
     def give_back(self, first_id: int) -> None:
         """Let the range be used again."""
         self._free.append(first_id)
@@ -58,17 +67,12 @@ class IdRanges:
     @property
     def all(self) -> frozenset[int]:
         """First host ids of every range that is held, given out or not."""
-        return frozenset(
-            FIRST_ID + (block * _BLOCK_RANGES + at) * IDS_PER_SANDBOX
-            for block in self._taken_blocks
-            for at in range(_BLOCK_RANGES)
-        )
+        return frozenset(first for block in self.blocks for first in _ranges(block))
 
     def close(self) -> None:
         """Let others have the ranges. Twice is fine."""
-        while self._locks:
-            os.close(self._locks.pop())
-        self._taken_blocks.clear()
+        while self.blocks:
+            os.close(self.blocks.popitem()[1])
         self._free.clear()
 
     abandon = close
@@ -77,16 +81,21 @@ class IdRanges:
     def _take_block(self) -> None:
         self._directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         for block in range(_BLOCKS):
-            if block in self._taken_blocks:
+            if block in self.blocks:
                 continue
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             fd = os.open(self._directory / f"{block:03}", flags, 0o600)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._locks.append(fd)
-                self._taken_blocks.add(block)
-                start = FIRST_ID + block * _BLOCK_RANGES * IDS_PER_SANDBOX
-                self._free.extend(start + at * IDS_PER_SANDBOX for at in range(_BLOCK_RANGES))
+                self.blocks[block] = fd
+                self._free.extend(_ranges(block))
+                self.on_block(block, fd)
                 return
             os.close(fd)
         raise CapacityError("every range of user ids of this machine is in use")
+
+
+def _ranges(block: int) -> Iterator[int]:
+    """First host ids of a block's ranges."""
+    start = FIRST_ID + block * _BLOCK_RANGES * IDS_PER_SANDBOX
+    return (start + at * IDS_PER_SANDBOX for at in range(_BLOCK_RANGES))

@@ -15,13 +15,11 @@ from typing import Protocol
 
 from coldframe.host import forks, wire
 from coldframe.host.descriptors import close_all, copy_all
-from coldframe.host.wire import Fields, Tag, Type
+from coldframe.host.wire import Field, Fields, Tag, Type
 
 _RECEIVE_BYTES = 256 << 10
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * wire.MAX_DESCRIPTORS)
 _READS_PER_TURN = 8
-
-Field = tuple[int, bytes]
 
 
 class Waiter(Protocol):
@@ -45,7 +43,9 @@ class Link:
         sock: socket.socket,
         on_event: Callable[[int, Fields, list[int]], None],
         on_lost: Callable[[str], None],
+        first_id: int = 1,
     ) -> None:
+        """`first_id`: above every number of those that spoke with this worker before."""
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._on_event, self._on_lost = on_event, on_lost
@@ -54,7 +54,7 @@ class Link:
         self._batches: deque[list[int] | None] = deque()
         """Descriptors of one frame each, as they came; None: dropped for want of room."""
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._next_id = 1
+        self._next_id = first_id
         self.open = True
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -80,6 +80,11 @@ class Link:
         self._send(frame, descriptors)
         self._next_id += 1
         self._waiting[request_id] = waiter
+
+    async def flush(self) -> None:
+        """Return when everything has been sent, or the connection has ended."""
+        while self._unsent and self.open:  # noqa: ASYNC110 - happens once, as the last thing
+            await asyncio.sleep(0.005)
 
     def close(self, reason: str = "closed") -> None:
         """Close the connection and fail whatever waits. Twice is fine."""

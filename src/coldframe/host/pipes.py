@@ -1,19 +1,25 @@
 """Pipes to and from a command that never make the host wait or hoard: stdin and status.
 
-Both belong to the running event loop.
+Both belong to the running event loop. Where commands outlive this process, the next one goes on
+with their descriptors: so what it needs lies in these, not in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections import deque
 
-from coldframe.host import forks
+from coldframe.host import forks, syscalls
 
 _READ_BYTES = 64 << 10
+_PIPE_BYTES = 64 << 10
+_PAGE = 4096
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 STATUS_KEPT_BYTES = 1 << 20
 STATUS_FD = 3
+STATUS_NAMES = ("status", "status_kept")
 
 
 class CommandPipes:
@@ -29,11 +35,18 @@ class CommandPipes:
         self._theirs: list[int] = []
 
     @classmethod
-    def for_request(cls, *, stdin: bytes | None, stdin_open: bool, status: bool) -> CommandPipes:
-        """Make what is asked for; stdin that does not fit a pipe goes in the background."""
+    def for_request(
+        cls, *, stdin: bytes | None, stdin_open: bool, status: bool, outlive: bool = False
+    ) -> CommandPipes:
+        """Make what is asked for; stdin that does not fit a pipe goes in the background.
+
+        With `outlive` it is a file instead, unless it is to stay open.
+        """
         pipes = cls()
         try:
-            if stdin is not None or stdin_open:
+            if outlive and not stdin_open and len(stdin or b"") > _PIPE_BYTES:
+                pipes._open_file(stdin or b"")
+            elif stdin is not None or stdin_open:
                 pipes._open_stdin(stdin or b"", stdin_open)
             if status:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -55,6 +68,20 @@ class CommandPipes:
         if not stay_open:
             self.feed.end()
 
+    def _open_file(self, data: bytes) -> None:
+        with open(_memory_file("stdin"), "wb", closefd=False) as file:
+            self.stdin = file.fileno()
+            self._theirs.append(self.stdin)
+            file.write(data)
+        os.lseek(self.stdin, 0, os.SEEK_SET)
+        os.fchmod(self.stdin, 0o444)
+        fcntl.fcntl(self.stdin, fcntl.F_ADD_SEALS, _SEALS)
+
+    @property
+    def kept_status(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names and descriptors of what another process needs to go on with the status pipe."""
+        return ((), ()) if self.status is None else (STATUS_NAMES, self.status.filenos())
+
     def close_theirs(self) -> None:
         """Close the command's ends, once they were passed on. Twice is fine."""
         while self._theirs:
@@ -68,6 +95,10 @@ class CommandPipes:
             self.status.close()
 
 
+def _memory_file(name: str) -> int:
+    return os.memfd_create(f"coldframe-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
 class StdinFeed:
     """The writing end of a command's stdin: a pipe, or the master of its terminal."""
 
@@ -79,6 +110,10 @@ class StdinFeed:
         self._closing = False
         os.set_blocking(fd, False)
         forks.own(self)
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._fd
 
     @property
     def open(self) -> bool:
@@ -157,27 +192,35 @@ class StdinFeed:
 
 
 class StatusStream:
-    """The reading end of a command's status pipe: read all the time, its last MiB kept."""
+    """The reading end of a command's status pipe: read all the time, its last MiB kept.
 
-    def __init__(self, fd: int) -> None:
-        """Takes the descriptor over."""
+    What comes is moved by the kernel from the pipe to the end of a file in memory, whose length so
+    is what has come, whenever this process dies; its beginning is given back.
+    """
+
+    def __init__(self, fd: int, kept: int | None = None) -> None:
+        """Take the pipe over, and the file that another process has put something into."""
         self._loop = asyncio.get_running_loop()
-        self._fd = fd
-        self._kept = bytearray()
+        self._fd, self._kept = fd, _memory_file("status") if kept is None else kept
         self._changed = asyncio.Event()
-        self.total = 0
+        self.total = os.fstat(self._kept).st_size
+        self._given_back = 0
         self.eof = False
         os.set_blocking(fd, False)
         self._loop.add_reader(fd, self._readable)
         forks.own(self)
 
+    def filenos(self) -> tuple[int, int]:
+        """The pipe and the file, as long as it was not closed."""
+        return self._fd, self._kept
+
     async def read(self, cursor: int, max_bytes: int, *, wait: bool) -> tuple[int, bytes, bool]:
         """Return (offset, data, whether nothing follows); with `wait`, a byte or the end."""
         while True:
             changed = self._changed
-            start = self.total - len(self._kept)
+            start = max(0, self.total - STATUS_KEPT_BYTES)
             offset = max(min(cursor, self.total), start)
-            data = bytes(self._kept[offset - start : offset - start + max_bytes])
+            data = b"" if self._kept < 0 else os.pread(self._kept, max_bytes, offset)
             at_end = self.eof and offset + len(data) == self.total
             if data or at_end or not wait:
                 return offset, data, at_end
@@ -189,7 +232,21 @@ class StatusStream:
             self._readable()
 
     def close(self) -> None:
-        """Stop reading. Twice is fine."""
+        """Stop reading, and keep nothing. Twice is fine."""
+        self._end()
+        kept, self._kept = self._kept, -1
+        if kept >= 0:
+            self.total = 0
+            os.close(kept)
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        for fd in (self._fd, self._kept):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._kept = -1
+
+    def _end(self) -> None:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -197,24 +254,25 @@ class StatusStream:
             self.eof = True
             self._notify()
 
-    def abandon(self) -> None:
-        """See `forks.Owner`."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
     def _readable(self) -> None:
         try:
-            data = os.read(self._fd, _READ_BYTES)
+            moved = os.splice(
+                self._fd,
+                self._kept,
+                _READ_BYTES,
+                offset_dst=self.total,
+                flags=os.SPLICE_F_NONBLOCK,
+            )
         except BlockingIOError:
             return
-        if not data:
-            self.close()
+        if not moved:
+            self._end()
             return
-        self.total += len(data)
-        self._kept += data
-        if len(self._kept) > 2 * STATUS_KEPT_BYTES:
-            del self._kept[:-STATUS_KEPT_BYTES]
+        self.total += moved
+        old = (self.total - STATUS_KEPT_BYTES) // _PAGE * _PAGE
+        if old - self._given_back >= STATUS_KEPT_BYTES:
+            syscalls.punch_hole(self._kept, self._given_back, old - self._given_back)
+            self._given_back = old
         self._notify()
 
     def _notify(self) -> None:

@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import os
 from collections import deque
+from collections.abc import Mapping
 
 from coldframe.host.roottree import closing
 from coldframe.host.storage import RemoveTree, Storage
 from coldframe.protocol.errors import ColdframeError, StorageFullError
 
 _SPARES = 8
+_PREFIX = "spare-"
 
 
 class SpareUppers:
@@ -49,7 +51,7 @@ class SpareUppers:
                 self._make_spare()
 
     def _make_spare(self) -> None:
-        name = f"spare-{next(self._numbers)}"
+        name = f"{_PREFIX}{next(self._numbers)}"
         self._spare.add(name)
         try:
             directory = self._below.make(name, None)
@@ -86,7 +88,7 @@ class SpareUppers:
 
     def open(self, sandbox_id: str) -> int:
         """See `Storage.open`."""
-        return self._below.open(self._taken.get(sandbox_id, sandbox_id))
+        return self._below.open(self.name_of(sandbox_id))
 
     def widen(self, sandbox_id: str, disk_bytes: int) -> None:
         """See `Storage.widen`."""
@@ -94,7 +96,7 @@ class SpareUppers:
 
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """See `Storage.remove`."""
-        await self._below.remove(self._taken.get(sandbox_id, sandbox_id), remove_tree)
+        await self._below.remove(self.name_of(sandbox_id), remove_tree)
         self._taken.pop(sandbox_id, None)
 
     async def clear(self, remove_tree: RemoveTree) -> None:
@@ -111,6 +113,24 @@ class SpareUppers:
         there = self._below.names()
         owners = {name: sandbox_id for sandbox_id, name in self._taken.items()}
         return tuple(sorted(owners.get(name, name) for name in there if name not in self._spare))
+
+    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
+        """See `Storage.kept`."""
+        return self._below.kept(None if sandbox_id is None else self.name_of(sandbox_id))
+
+    def name_of(self, sandbox_id: str) -> str:
+        """What a sandbox's upper is called in the storage below."""
+        return self._taken.get(sandbox_id, sandbox_id)
+
+    async def adopt(self, names: Mapping[str, str], remove_tree: RemoveTree) -> None:
+        """These uppers are those sandboxes', by id; remove all others."""
+        self._taken = {one: name for one, name in names.items() if one != name}
+        numbers = [int(name.removeprefix(_PREFIX)) for name in self._taken.values()]
+        self._numbers = itertools.count(max(numbers, default=-1) + 1)
+        wanted = set(names.values())
+        for name in self._below.names():
+            if name not in wanted:
+                await self._below.remove(name, remove_tree)
 
     def close(self) -> None:
         """See `Storage.close`."""

@@ -2,7 +2,8 @@
 
 One `Spawner` runs a few workers (native/), each a process in a session of its own behind one
 socketpair. A sandbox belongs to the worker that made it. Everything here belongs to one event
-loop.
+loop. With `SpawnerConfig.sockets` the workers outlive this process, and keep what the node asks
+them to; `attach` takes such ones over.
 """
 
 from __future__ import annotations
@@ -10,22 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
-import hashlib
 import itertools
 import os
 import socket
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import TypeVar
 
-from coldframe.host import answers, wire
+from coldframe.host import answers, requests, wire, workers
 from coldframe.host.descriptors import close_all, needing_room
-from coldframe.host.link import Field, Link
 from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import (
     Argument,
@@ -33,6 +29,8 @@ from coldframe.host.spawner_types import (
     CreateSpec,
     ExecEnd,
     ExecSpec,
+    Keep,
+    Kept,
     Leftover,
     OutputSpools,
     Place,
@@ -45,8 +43,9 @@ from coldframe.host.spawner_types import (
     StreamEnd,
     WorkerStat,
 )
-from coldframe.host.wire import Fields, Scope, Tag, Type
-from coldframe.protocol.errors import CapabilityError, CapacityError, SpawnerLostError
+from coldframe.host.wire import Field, Fields, Scope, Tag, Type
+from coldframe.host.workers import Worker
+from coldframe.protocol.errors import CapacityError, SpawnerLostError
 
 __all__ = [
     "CreateSpec",
@@ -54,6 +53,8 @@ __all__ = [
     "ExecEnd",
     "ExecSpec",
     "Execution",
+    "Keep",
+    "Kept",
     "Leftover",
     "OutputSpools",
     "Place",
@@ -70,7 +71,8 @@ __all__ = [
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 60.0
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_DROP_AFTER_S = 0.05
+_DROPS_PER_FRAME = 128
 
 
 @dataclass(slots=True)
@@ -84,15 +86,19 @@ class Execution:
     and what came back found no room in this process."""
     started: Outcome[Started] | None
     """Only with `want_started`; raises the same."""
-    _worker: _Worker = field(repr=False)
+    worker: Worker = field(repr=False)
 
 
-@dataclass(slots=True)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    link: Link
-    lost: bool = False
-    features: tuple[str, ...] = ()
+def exec_name(exec_id: int) -> str:
+    """The name under which something is kept with a command."""
+    return f"exec.{exec_id}"
+
+
+STDIN = "stdin."
+
+
+def _stdin_name(exec_id: int) -> str:
+    return f"{STDIN}{exec_id}"
 
 
 class Spawner:
@@ -112,12 +118,15 @@ class Spawner:
         lost: Callable[[Sequence[str]], None],
     ) -> None:
         self._config, self._gone, self._lost = config, gone, lost
-        self._workers: list[_Worker] = []
-        self._of: dict[str, _Worker] = {}
+        self._workers: list[Worker] = []
+        self._of: dict[str, Worker] = {}
         # Apart: by one counter, what goes with each create would send all creates to one worker.
         self._turn_to_make = itertools.count()
         self._turn_to_help = itertools.count()
-        self._next_exec = 1
+        # Above all that those said who drove the same workers before.
+        self._first = 1 if config.sockets is None else time.monotonic_ns()
+        self._next_exec = self._first
+        self._dropping: asyncio.TimerHandle | None = None
         self._closing = False
         self.program_sha256 = ""
         """Hex digest of the native program that runs, known once started."""
@@ -130,23 +139,54 @@ class Spawner:
         Raises:
             CapabilityError: there is no native program, or the kernel refuses what it needs.
         """
-        program, self.program_sha256 = _sealed_program(self._config.binary)
-        init, _ = _sealed_program(self._config.init_binary or self._config.binary)
-        client = os.pidfd_open(os.getpid())
-        directories = [
-            os.open(path, os.O_DIRECTORY | os.O_CLOEXEC)
-            for path in (self._config.layers, self._config.spool)
-        ]
+        program, self.program_sha256 = workers.sealed_program(self._config.binary)
+        init, _ = workers.sealed_program(self._config.init_binary or self._config.binary)
         try:
             for _ in range(self._config.workers):
-                self._workers.append(self._launch(program))
+                self._workers.append(
+                    workers.launch(program, self._on_event, self._on_lost, first_id=self._first)
+                )
             for worker in self._workers:
-                await self._greet(worker, init, client, directories)
+                await workers.greet(worker, self._config, init)
         except BaseException:
             await self.close()
             raise
         finally:
-            close_all([program, init, client, *directories])
+            close_all([program, init])
+
+    async def attach(self, socks: Sequence[socket.socket]) -> None:
+        """Take over workers that have outlived their daemon, by connections to them.
+
+        Those that are ending are left out: see `pids`.
+
+        Raises:
+            VersionMismatchError: one speaks another protocol; none was taken over.
+        """
+        waiting = list(socks)
+        try:
+            while waiting:
+                sock = waiting.pop(0)
+                worker = await workers.attach(
+                    sock, self._on_event, self._on_lost, first_id=self._first
+                )
+                if worker is not None:
+                    self._workers.append(worker)
+        except BaseException:
+            for sock in waiting:
+                sock.close()
+            await self.leave()
+            raise
+
+    async def leave(self) -> None:
+        """Let go of workers that outlive us, once they have been told everything."""
+        self._closing = True
+        self._send_drops()
+        leaving, self._workers = self._workers, []
+        for worker in leaving:
+            await worker.link.flush()
+            worker.link.close("the daemon leaves")
+            if worker.pidfd >= 0:
+                os.close(worker.pidfd)
 
     async def close(self, patience_s: float = _CLOSE_TIMEOUT_S) -> None:
         """End every worker, and with it (in process) every sandbox; wait until they have gone.
@@ -154,10 +194,13 @@ class Spawner:
         One that has not ended after `patience_s` is killed.
         """
         self._closing = True
-        workers, self._workers = self._workers, []
-        for worker in workers:
+        ending, self._workers = self._workers, []
+        for worker in ending:
+            if self._config.sockets is not None:
+                worker.ask(Type.END, [])
+                await worker.link.flush()
             worker.link.close("the spawner is closed")
-        await asyncio.gather(*(_reap(worker.process, patience_s) for worker in workers))
+        await asyncio.gather(*(worker.reap(patience_s) for worker in ending))
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -172,7 +215,7 @@ class Spawner:
     @property
     def pids(self) -> tuple[int, ...]:
         """Host pids of the workers that live."""
-        return tuple(worker.process.pid for worker in self._workers if not worker.lost)
+        return tuple(worker.pid for worker in self._workers if not worker.lost)
 
     # --- sandboxes ----------------------------------------------------------------
 
@@ -205,13 +248,15 @@ class Spawner:
             ValueError: the frame would be too long.
         """
         descriptors: list[int] = []
-        fields = _create_fields(spec, descriptors)
+        fields = requests.create_fields(spec, descriptors)
         try:
             return await self._make(
                 spec.sandbox_id, Type.CREATE, fields, answers.decode_created, descriptors
             )
         except CapacityError:
             # It may be there all the same, without a root that we could reach.
+            if spec.keep is not None:
+                self.drop(self._of[spec.sandbox_id], spec.sandbox_id)
             with contextlib.suppress(SpawnerFault):
                 await self.destroy(spec.sandbox_id)
             self._of.pop(spec.sandbox_id, None)
@@ -224,6 +269,11 @@ class Spawner:
         """
         await self._ask_sandbox(Type.DESTROY, sandbox_id, answers.decode_nothing)
         self._of.pop(sandbox_id, None)
+
+    async def destroy_of(self, worker: Worker, sandbox_id: str) -> None:
+        """As `destroy`, for one that another daemon made with this worker."""
+        self._of[sandbox_id] = worker
+        await self.destroy(sandbox_id)
 
     async def kill_all(self, sandbox_id: str) -> int:
         """Kill everything but pid 1; return how many were killed, once they are dead."""
@@ -265,8 +315,11 @@ class Spawner:
         ended: Outcome[ExecEnd] = Outcome()
         started: Outcome[Started] | None = Outcome() if spec.want_started else None
         descriptors: list[int] = []
-        fields = _exec_fields(spec, exec_id, descriptors)
+        fields = requests.exec_fields(spec, exec_id, descriptors)
         waiter = answers.ExecAnswer(ended, started)
+        if spec.keep_stdin is not None:
+            # Before: without it, the command would see the end of its stdin when we die.
+            self._keep(worker, _stdin_name(exec_id), Keep(b"", (spec.keep_stdin,)), [])
         self._send(worker, Type.EXEC, fields, waiter, descriptors)
         return Execution(spec.sandbox_id, exec_id, ended, started, worker)
 
@@ -292,6 +345,81 @@ class Spawner:
         """Drop the spool of an ended exec; what it left running goes on."""
         await self._ask_exec(Type.EXEC_FORGET, execution, answers.decode_nothing)
 
+    # --- what outlives us -------------------------------------------------------------
+
+    def keep(self, name: str, keep: Keep) -> None:
+        """Let every worker keep something under a name, for the next daemon."""
+        for worker in self._workers:
+            self._keep(worker, name, keep, [])
+
+    def keep_sandbox(self, worker: Worker, sandbox_id: str, keep: Keep) -> None:
+        """Replace what is kept with a sandbox of this worker's, which may have ended."""
+        self._keep(worker, sandbox_id, keep, requests.lease_fields(keep))
+
+    def _keep(self, worker: Worker, name: str, keep: Keep, more: list[Field]) -> None:
+        descriptors: list[int] = []
+        fields: list[Field] = [(Tag.KEPT, name.encode()), *more]
+        fields += requests.keep_fields(keep, descriptors)
+        worker.ask(Type.KEEP, fields, descriptors)
+
+    def drop_stdin(self, execution: Execution) -> None:
+        """Let the worker close its copy of the writing end of a command's stdin, at once."""
+        name = _stdin_name(execution.exec_id)
+        execution.worker.ask(Type.DROP, [(Tag.KEPT, name.encode())])
+
+    def drop(self, worker: Worker, name: str) -> None:
+        """Let a worker keep something no longer. It is told a little later."""
+        worker.drops.append(name)
+        if self._dropping is None and not self._closing:
+            loop = asyncio.get_running_loop()
+            self._dropping = loop.call_later(_DROP_AFTER_S, self._send_drops)
+
+    def _send_drops(self) -> None:
+        if self._dropping is not None:
+            self._dropping.cancel()
+            self._dropping = None
+        for worker in self._workers:
+            drops, worker.drops = worker.drops, []
+            for start in range(0, len(drops), _DROPS_PER_FRAME):
+                part = drops[start : start + _DROPS_PER_FRAME]
+                worker.ask(Type.DROP, [(Tag.KEPT, name.encode()) for name in part])
+
+    def worker_of(self, sandbox_id: str) -> Worker | None:
+        """The worker that a sandbox belongs to."""
+        return self._of.get(sandbox_id)
+
+    async def kept(self) -> list[tuple[Worker, Kept]]:
+        """Return all that the workers have kept, of each the oldest first."""
+        found: list[tuple[Worker, Kept]] = []
+        for worker in list(self._workers):
+            after = 0
+            while page := await self._ask(
+                worker,
+                Type.KEPT_LIST,
+                [(Tag.AFTER, wire.U64.pack(after))],
+                answers.decode_kept,
+            ):
+                found += [(worker, kept) for kept in page]
+                after = page[-1].serial
+        return found
+
+    async def await_sandbox(self, worker: Worker, sandbox_id: str) -> Created:
+        """Reach a sandbox that another daemon made, or was making. Raises as `create`."""
+        self._of[sandbox_id] = worker
+        fields: list[Field] = [(Tag.KEPT, sandbox_id.encode())]
+        return await self._ask(worker, Type.AWAIT, fields, answers.decode_created)
+
+    def await_exec(self, worker: Worker, sandbox_id: str, exec_id: int) -> Execution:
+        """Follow a command that another daemon asked for; it may have ended.
+
+        `started` tells of one that still runs.
+        """
+        ended: Outcome[ExecEnd] = Outcome()
+        started: Outcome[Started] = Outcome()
+        waiter = answers.ExecAnswer(ended, started)
+        self._send(worker, Type.AWAIT, [(Tag.KEPT, exec_name(exec_id).encode())], waiter)
+        return Execution(sandbox_id, exec_id, ended, started, worker)
+
     # --- the machine --------------------------------------------------------------
 
     async def remove_tree(self, directory: int, name: Argument) -> int:
@@ -300,7 +428,10 @@ class Spawner:
         Never follows a link; returns the number of entries removed. A name that is not there
         counts 0.
         """
-        fields: list[Field] = [(Tag.DIRECTORY_FD, wire.U32.pack(0)), (Tag.NAME, _bytes(name))]
+        fields: list[Field] = [
+            (Tag.DIRECTORY_FD, wire.U32.pack(0)),
+            (Tag.NAME, requests.to_bytes(name)),
+        ]
         worker = self._pick(self._turn_to_help)
         return await self._ask(worker, Type.REMOVE_TREE, fields, answers.decode_count, [directory])
 
@@ -331,62 +462,12 @@ class Spawner:
         found = self._workers[0].features
         return tuple(name.removeprefix(prefix) for name in found if name.startswith(prefix))
 
-    def _launch(self, program: int) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            process = subprocess.Popen(
-                [f"/proc/self/fd/{program}", "spawner", "--fd", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(program, theirs.fileno()),
-                start_new_session=True,
-                cwd="/",
-                env={},
-            )
-        worker: _Worker | None = None
+    def _on_event(self, frame_type: int, fields: Fields, descriptors: list[int]) -> None:
+        close_all(descriptors)
+        if frame_type == Type.SANDBOX_GONE:
+            self._gone(answers.decode_gone(fields))
 
-        def on_event(frame_type: int, fields: Fields, descriptors: list[int]) -> None:
-            close_all(descriptors)
-            if frame_type == Type.SANDBOX_GONE:
-                self._gone(answers.decode_gone(fields))
-
-        def on_lost(reason: str) -> None:
-            if worker is not None:
-                self._on_lost(worker, reason)
-
-        worker = _Worker(process, Link(ours, on_event, on_lost))
-        return worker
-
-    async def _greet(
-        self, worker: _Worker, init: int, client: int, directories: Sequence[int]
-    ) -> None:
-        config = self._config
-        flags = wire.HelloFlag.IN_PROCESS if config.in_process else 0
-        fields: list[Field] = [
-            (Tag.VERSION, wire.U64.pack(wire.VERSION)),
-            (Tag.NODE_ID, config.node_id.encode()),
-            (Tag.HELLO_FLAGS, wire.U64.pack(flags)),
-            (Tag.LAYERS_FD, wire.U32.pack(0)),
-            (Tag.SPOOL_FD, wire.U32.pack(1)),
-            (Tag.SELF_FD, wire.U32.pack(2)),
-        ]
-        descriptors = [*directories, init]
-        if config.in_process:
-            # A forked child may hold our end of the socket longer than we live.
-            fields.append((Tag.CLIENT_FD, wire.U32.pack(len(descriptors))))
-            descriptors.append(client)
-        for name, path in config.cgroups.items():
-            fields.append((Tag.CGROUP, name.encode() + b"=" + os.fsencode(path)))
-        try:
-            worker.features = await self._ask(
-                worker, Type.HELLO, fields, answers.decode_features, descriptors
-            )
-        except SpawnerFault as fault:
-            raise CapabilityError(f"the native spawner cannot work here: {fault}") from fault
-        except SpawnerLostError as lost:
-            raise CapabilityError("the native spawner ended before it answered") from lost
-
-    def _on_lost(self, worker: _Worker, reason: str) -> None:
+    def _on_lost(self, worker: Worker, reason: str) -> None:
         if worker.lost:
             return
         worker.lost = True
@@ -395,17 +476,17 @@ class Spawner:
         for sandbox_id in ids:
             del self._of[sandbox_id]
         if not self._closing:
-            threading.Thread(target=worker.process.wait, daemon=True).start()
+            threading.Thread(target=worker.wait, daemon=True).start()
             self._lost(ids)
 
-    def _pick(self, turn: Iterator[int]) -> _Worker:
+    def _pick(self, turn: Iterator[int]) -> Worker:
         for _ in self._workers:
             worker = self._workers[next(turn) % len(self._workers)]
             if not worker.lost:
                 return worker
         raise SpawnerLostError("no spawner worker is left")
 
-    def _worker_of(self, sandbox_id: str) -> _Worker:
+    def _worker_of(self, sandbox_id: str) -> Worker:
         worker = self._of.get(sandbox_id)
         if worker is None:
             raise SpawnerFault(errno.ENOENT, "sandbox", f"no sandbox {sandbox_id!r}")
@@ -413,7 +494,7 @@ class Spawner:
 
     def _send(
         self,
-        worker: _Worker,
+        worker: Worker,
         frame_type: Type,
         fields: list[Field],
         waiter: answers.Answer[T],
@@ -428,7 +509,7 @@ class Spawner:
 
     async def _ask(
         self,
-        worker: _Worker,
+        worker: Worker,
         frame_type: Type,
         fields: list[Field],
         decode: Callable[[Fields, list[int]], T],
@@ -477,117 +558,4 @@ class Spawner:
         *extra: Field,
     ) -> T:
         fields = [(Tag.EXEC_ID, wire.U64.pack(execution.exec_id)), *extra]
-        return await self._ask(execution._worker, frame_type, fields, decode)
-
-
-# --- requests -------------------------------------------------------------------------
-
-
-def _bytes(value: Argument) -> bytes:
-    encoded = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
-    if b"\0" in encoded:
-        raise ValueError(f"{encoded[:80]!r} holds a NUL")
-    return encoded
-
-
-def _create_fields(spec: CreateSpec, descriptors: list[int]) -> list[Field]:
-    flags = wire.CreateFlag.NO_NEW_PRIVS if spec.no_new_privs else 0
-    fields: list[Field] = [
-        (Tag.SANDBOX, spec.sandbox_id.encode()),
-        (Tag.HOSTNAME, _bytes(spec.hostname)),
-        (
-            Tag.CREATE_NUMBERS,
-            wire.CREATE_NUMBERS.pack(
-                spec.id_base,
-                spec.memory_bytes,
-                spec.cpu_milli,
-                spec.pids,
-                spec.shm_bytes,
-                spec.tmpfs_bytes,
-                flags,
-            ),
-        ),
-    ]
-    fields += [(Tag.LAYER, _bytes(name)) for name in spec.layers]
-    if spec.upper is not None:
-        fields.append((Tag.UPPER_FD, wire.U32.pack(len(descriptors))))
-        descriptors.append(spec.upper)
-    if spec.inject is not None:
-        fields.append((Tag.INJECT, spec.inject.encode()))
-    return fields
-
-
-def _exec_fields(spec: ExecSpec, exec_id: int, descriptors: list[int]) -> list[Field]:
-    flags = (
-        (wire.ExecFlag.NO_NEW_PRIVS if spec.no_new_privs else 0)
-        | (wire.ExecFlag.MERGE_STDERR if spec.merge_stderr else 0)
-        | (wire.ExecFlag.STARTED if spec.want_started else 0)
-        | (wire.ExecFlag.PTY if spec.pty else 0)
-        | (wire.ExecFlag.OUT_OF_REACH if spec.out_of_reach else 0)
-    )
-    rows, cols = spec.pty or (0, 0)
-    numbers = wire.EXEC_NUMBERS.pack(
-        exec_id,
-        spec.uid,
-        spec.gid,
-        spec.umask,
-        0 if spec.deadline_s is None else max(1, int(spec.deadline_s * 1e9)),
-        spec.spool_bytes,
-        spec.inline_bytes,
-        spec.kill_bytes or 0,
-        rows,
-        cols,
-        flags,
-    )
-    fields: list[Field] = [
-        (Tag.SANDBOX, spec.sandbox_id.encode()),
-        (Tag.EXEC_NUMBERS, numbers),
-        (Tag.CWD, _bytes(spec.cwd)),
-    ]
-    fields += [(Tag.ARG, _bytes(value)) for value in spec.argv]
-    env = spec.env.items() if isinstance(spec.env, Mapping) else spec.env
-    fields += [(Tag.ENV, _bytes(name) + b"=" + _bytes(value)) for name, value in env]
-    fields += [(Tag.GROUP, wire.U64.pack(group)) for group in spec.groups]
-    if spec.stdin is not None:
-        fields.append((Tag.STDIN_FD, wire.U32.pack(len(descriptors))))
-        descriptors.append(spec.stdin)
-    for number, fd in spec.extra:
-        fields.append((Tag.EXTRA_FD, wire.U32_PAIR.pack(number, len(descriptors))))
-        descriptors.append(fd)
-    return fields
-
-
-# --- processes ------------------------------------------------------------------------
-
-
-def _sealed_program(binary: Path | None) -> tuple[int, str]:
-    """A sealed memfd with the native program, and its digest.
-
-    What runs cannot be written from a sandbox.
-    """
-    source = binary or Path(str(resources.files("coldframe") / "_native" / "coldframe-native"))
-    try:
-        content = source.read_bytes()
-    except FileNotFoundError as error:
-        raise CapabilityError(
-            f"{source} is missing: build it with `make -C native` or `pip install -e .`"
-        ) from error
-    fd = os.memfd_create("coldframe-native", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        # Executable but not readable: then the kernel makes whatever runs from it undumpable.
-        os.fchmod(fd, 0o111)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, hashlib.sha256(content).hexdigest()
-
-
-async def _reap(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    try:
-        await asyncio.to_thread(process.wait, timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        await asyncio.to_thread(process.wait)
+        return await self._ask(execution.worker, frame_type, fields, decode)

@@ -36,8 +36,13 @@ class SpawnerConfig:
     unified one is used if it has these controllers, else that limit is refused.
     """
     workers: int = 2
-    in_process: bool = True
-    """Whether a worker ends everything it started when its connection ends."""
+    sockets: Path | None = None
+    """Where each worker has a socket by which the next daemon finds it: it outlives this one.
+
+    None: a worker ends everything it started when its connection ends.
+    """
+    grace_s: float = 86400.0
+    """How long one that outlived its daemon waits for the next before it ends everything."""
     binary: Path | None = None
     """The native program; None: the one that the package carries."""
     init_binary: Path | None = None
@@ -45,6 +50,18 @@ class SpawnerConfig:
 
     For a worker that is built with sanitizers, which cannot be static.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a worker is to keep for the next daemon with a sandbox, a command, or by a name."""
+
+    note: bytes | None
+    """At most 256 KiB; nothing but the node looks into it. None: what is kept stays."""
+    descriptors: Sequence[int] | None = None
+    """At most 6. Not taken over. None: what is kept stays."""
+    expires_at: float | None = None
+    """Unix seconds at which a worker without a daemon ends the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,7 @@ class CreateSpec:
     shm_bytes: int = 64 << 20
     tmpfs_bytes: int = 0
     no_new_privs: bool = False
+    keep: Keep | None = None
     inject: str | None = None
     """Name of the step that fails with EIO (`Spawner.steps`); tests only."""
 
@@ -107,6 +125,9 @@ class ExecSpec:
     want_started: bool = False
     out_of_reach: bool = False
     """No other command of the sandbox can trace it or reach its memory and files by /proc."""
+    keep: Keep | None = None
+    keep_stdin: int | None = None
+    """The writing end of its stdin, to be kept until `Spawner.drop_stdin`."""
 
 
 # --- what comes back ------------------------------------------------------------------
@@ -246,6 +267,22 @@ class SandboxGone:
     cause: wire.GoneCause
     code: int
     """Signal's number or exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a worker has kept. The descriptors belong to the receiver."""
+
+    name: str
+    serial: int
+    state: wire.KeptState
+    cause: int
+    """Of a sandbox that is gone: a `wire.GoneCause`, and its code."""
+    code: int
+    ended_at: float
+    """Of a command that has ended: Unix seconds."""
+    note: bytes
+    descriptors: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

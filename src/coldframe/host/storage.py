@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -67,6 +67,9 @@ class Storage(Protocol):
     def names(self) -> tuple[str, ...]:
         """What is there, by sandbox id."""
 
+    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
+        """Descriptors by which another process goes on with it, or with one upper: `adopt`."""
+
     def close(self) -> None:
         """Give everything back. Twice is fine."""
 
@@ -105,6 +108,24 @@ def open_storage(
         except CapabilityError as error:
             reasons.append(str(error))
     return _noting(makers[-1](), reasons)
+
+
+def adopt(
+    kind: str, state: Path, pools: Path, kept: Sequence[int], uppers: Mapping[str, Sequence[int]]
+) -> Storage:
+    """Go on with the storage of a process that is no more.
+
+    Args:
+        kept: what its `kept` gave; taken over.
+        uppers: the same for each upper, by its name in the storage.
+    """
+    if kind == "btrfs":
+        return BtrfsStorage(pools, state.name, mount=kept[0])
+    if kind == "directory":
+        return DirectoryStorage(state / "uppers")
+    storage = TmpfsStorage()
+    storage.adopt({name: one[0] for name, one in uppers.items()})
+    return storage
 
 
 def _noting(storage: Storage, reasons: list[str]) -> Storage:
@@ -163,6 +184,10 @@ class DirectoryStorage:
         """See `Storage.names`."""
         return _names(self._root)
 
+    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
+        """See `Storage.kept`."""
+        return ()
+
     def close(self) -> None:
         """See `Storage.close`."""
         if self._root >= 0:
@@ -180,8 +205,10 @@ class BtrfsStorage:
     fallback_from = ""
     enforces_disk = True
 
-    def __init__(self, pools: Path, node_id: str, *, size_bytes: int | None = None) -> None:
-        """Make and mount the file system (about 30 ms).
+    def __init__(
+        self, pools: Path, node_id: str, *, size_bytes: int | None = None, mount: int | None = None
+    ) -> None:
+        """Make and mount the file system (about 30 ms), or go on with one by its mount.
 
         Raises CapabilityError.
         """
@@ -191,7 +218,9 @@ class BtrfsStorage:
         pools.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._host = os.open(pools, _DIRECTORY)
         try:
-            self._mount = _mount_pool(pools / f"{node_id}.img", size_bytes)
+            if mount is None:
+                mount = _mount_pool(pools / f"{node_id}.img", size_bytes)
+            self._mount = mount
             self._root = os.open(".", _DIRECTORY, dir_fd=self._mount)
         except BaseException:
             os.close(self._host)
@@ -284,6 +313,10 @@ class BtrfsStorage:
         """See `Storage.names`."""
         return _names(self._root)
 
+    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
+        """See `Storage.kept`."""
+        return (self._mount,) if sandbox_id is None else ()
+
     def close(self) -> None:
         """See `Storage.close`."""
         if self._root >= 0:
@@ -351,6 +384,14 @@ class TmpfsStorage:
     def names(self) -> tuple[str, ...]:
         """See `Storage.names`."""
         return tuple(sorted(self._mounts))
+
+    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
+        """See `Storage.kept`."""
+        return () if sandbox_id is None else (self._mounts[sandbox_id],)
+
+    def adopt(self, mounts: Mapping[str, int]) -> None:
+        """Go on with those of a process that is no more."""
+        self._mounts.update(mounts)
 
     def close(self) -> None:
         """See `Storage.close`."""

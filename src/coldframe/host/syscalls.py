@@ -199,3 +199,10 @@ def idmap_mount(tree: int, user_namespace: int) -> None:
     path = ctypes.c_char_p(b"")
     if _syscall(_MOUNT_SETATTR, tree, path, AT_EMPTY_PATH, attributes, size) < 0:
         raise _fail()
+
+
+def punch_hole(fd: int, offset: int, size: int) -> None:
+    """Give back the space of a part of a file; it reads as zeros, and the file is as long."""
+    mode = ctypes.c_int(0x03)  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    if _libc.fallocate64(ctypes.c_int(fd), mode, ctypes.c_int64(offset), ctypes.c_int64(size)) < 0:
+        raise _fail()

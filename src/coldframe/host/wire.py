@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_FRAME: Final = 4 << 20
 MAX_DESCRIPTORS: Final = 16
 
@@ -35,6 +35,12 @@ class Type(IntEnum):
     MEASURE = 14
     EXEC_FORGET = 15
     PREPARE = 16
+    ATTACH = 17
+    KEEP = 18
+    DROP = 19
+    KEPT_LIST = 20
+    AWAIT = 21
+    END = 22
     OK = 64
     CREATED = 65
     STARTED = 66
@@ -43,6 +49,7 @@ class Type(IntEnum):
     PROGRESS = 69
     SOCKET_MADE = 70
     PROCESS_LIST = 71
+    KEPT_PAGE = 72
     SANDBOX_GONE = 96
     ERROR = 127
 
@@ -53,11 +60,11 @@ class Tag(IntEnum):
     VERSION = 1
     NODE_ID = 2
     CGROUP = 3
-    HELLO_FLAGS = 4
     LAYERS_FD = 5
     SELF_FD = 6
     SPOOL_FD = 7
     CLIENT_FD = 8
+    LISTEN_FD = 9
     SANDBOX = 10
     LAYER = 11
     UPPER_FD = 12
@@ -65,6 +72,9 @@ class Tag(IntEnum):
     CREATE_NUMBERS = 14
     INJECT = 15
     PREPARE_NUMBERS = 16
+    GRACE = 17
+    KEPT = 18
+    NOTE = 19
     EXEC_NUMBERS = 20
     ARG = 21
     ENV = 22
@@ -80,6 +90,9 @@ class Tag(IntEnum):
     SOCKET_NUMBERS = 32
     COUNT = 33
     PATH = 34
+    KEEP_FD = 35
+    EXPIRES = 36
+    AFTER = 37
     CREATED_NUMBERS = 40
     ROOT_FD = 41
     PIDFD = 42
@@ -99,16 +112,11 @@ class Tag(IntEnum):
     MADE_FD = 56
     SPOOL_ERRNO = 57
     LOST = 58
+    KEPT_NUMBERS = 59
     ERRNO = 60
     STAGE = 61
     MESSAGE = 62
     GONE_NUMBERS = 70
-
-
-class HelloFlag(IntFlag):
-    """Flags of HELLO."""
-
-    IN_PROCESS = 1
 
 
 class CreateFlag(IntFlag):
@@ -164,6 +172,18 @@ class GoneCause(IntEnum):
     EXIT = 3
 
 
+class KeptState(IntEnum):
+    """What has become of that which something is kept with."""
+
+    PLAIN = 0
+    STARTING = 1
+    LIVE = 2
+    GONE = 3
+    ABSENT = 4
+    RUNNING = 5
+    ENDED = 6
+
+
 HEADER: Final = struct.Struct(">IHHQ")
 FIELD: Final = struct.Struct(">HI")
 U32: Final = struct.Struct(">I")
@@ -176,10 +196,14 @@ CREATED_NUMBERS: Final = struct.Struct(">9Q")
 END_NUMBERS: Final = struct.Struct(">14Q32s32s")
 PROGRESS_NUMBERS: Final = struct.Struct(">4Q")
 PROCESS_NUMBERS: Final = struct.Struct(">3Q")
+KEPT_NUMBERS: Final = struct.Struct(">5Q")
 
 _HEADER_REST = HEADER.size - 4
 
+Field = tuple[int, bytes]
+"""To be sent."""
 Fields = list[tuple[int, memoryview]]
+"""As they came."""
 
 
 class ProtocolError(Exception):

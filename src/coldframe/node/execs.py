@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from coldframe.host.outcome import Outcome, Undertaking
+from coldframe.node.legacy import read_exec
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation, Operations, weigh
 from coldframe.node.outputs import Outputs, read_result
@@ -33,7 +34,7 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
-from coldframe.runtimes.base import RunningExec
+from coldframe.runtimes.base import FoundExec, RunningExec
 
 _KILLED = 128 + 9
 _SETTLE_S = 5.0
@@ -107,11 +108,36 @@ class Execs:
         operation.ended.then(partial(self._on_end, operation))
         return operation
 
+    def go_on(self, found: FoundExec, sandbox: Sandbox) -> None:
+        """Follow a command that another process had begun, and that may have ended."""
+        note = read_exec(found.note)
+        operation = ExecOperation(found.operation_id, sandbox, note.request)
+        operation.trace_id, operation.queued_s = note.trace_id, note.queued_s
+        operation.dispatched = True
+        operation.running, operation.ended_unix = found.running, found.ended_at
+        operation.began_at = time.time()
+        operation.started.set_result(None)
+        self._running += 1
+        sandbox.execs[operation.id] = operation
+        self._operations.add(operation)
+        self._outputs.go_on(operation, found.spool_bytes)
+        operation.ended = Undertaking(self._follow(operation, found.running))
+        operation.ended.then(partial(self._on_end, operation))
+
+    async def _follow(self, operation: ExecOperation, running: RunningExec) -> ExecResult:
+        try:
+            return _completed(operation, await running.wait())
+        except asyncio.CancelledError:
+            if not operation.abandoned:
+                raise
+            return await self._last_words(operation)
+
     async def _run(self, operation: ExecOperation) -> ExecResult:
         sandbox, queue = operation.sandbox, self._queue
         slot: _Slot | None = None
         try:
-            queued_s = 0.0 if queue.try_acquire() else await queue.acquire(sandbox.id)
+            if not queue.try_acquire():
+                operation.queued_s = await queue.acquire(sandbox.id)
             slot = _Slot(queue, self._settings.exec_hold_s, self._loop)
             handle = sandbox.require_ready(operation.request.expected_version)
             operation.dispatched = True
@@ -128,12 +154,7 @@ class Execs:
         finally:
             if slot is not None:
                 slot.release()
-        told: dict[str, object] = {"queued_s": queued_s} if queued_s else {}
-        if operation.trace_id is not None:
-            told["trace_id"] = operation.trace_id
-        if sandbox.expired and _was_killed(result):
-            told["reason"] = Reason.SANDBOX_GONE
-        return result.model_copy(update=told) if told else result
+        return _completed(operation, result)
 
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
@@ -280,6 +301,18 @@ class Execs:
 def _was_killed(result: ExecResult) -> bool:
     """Whether a command, or what its shell waited for, was killed."""
     return result.reason is Reason.SIGNAL or result.exit_code == _KILLED
+
+
+def _completed(operation: ExecOperation, result: ExecResult) -> ExecResult:
+    """A result with what the node knows of it."""
+    told: dict[str, object] = {"queued_s": operation.queued_s} if operation.queued_s else {}
+    if operation.trace_id is not None:
+        told["trace_id"] = operation.trace_id
+    lapse = operation.sandbox.expires_at
+    lapsed = operation.sandbox.expired or (lapse is not None and result.ended_at >= lapse)
+    if lapsed and _was_killed(result):
+        told["reason"] = Reason.SANDBOX_GONE
+    return result.model_copy(update=told) if told else result
 
 
 async def _what_is_there(running: RunningExec, stream: Stream, window: int) -> Output:

@@ -38,6 +38,8 @@ NEXT: dict[SandboxState, frozenset[SandboxState]] = {
 }
 """Every transition there is."""
 
+_MADE_VERSION = 3
+"""After requested, provisioning, ready."""
 ENDED = frozenset({_S.DELETED, _S.FAILED, _S.LOST})
 
 
@@ -65,6 +67,12 @@ class Sandbox:
     handle: SandboxHandle | None = None
     queued_s: float = 0.0
     """How long its create waited for its turn."""
+    operation_id: str | None = None
+    """Of its create."""
+    asked: SandboxSpec | None = None
+    """What its create asked for, where `spec` says something else by now."""
+    claimed: bool = False
+    """Whether somebody knows its id, or can ask for it: then it outlives the node's process."""
     begun: bool = False
     """Whether its create has taken its first step."""
     unwanted: bool = False
@@ -109,6 +117,20 @@ class Sandbox:
             queued_s=self.queued_s,
             reason=self.reason,
             trace_id=self.trace_id,
+        )
+
+    def as_made(self) -> SandboxInfo:
+        """What its create was answered with."""
+        return self.info().model_copy(
+            update={
+                "spec": self.asked or self.spec,
+                "state": SandboxState.READY,
+                "version": _MADE_VERSION,
+                "ended_at": None,
+                "expired": False,
+                "kept_until": None,
+                "reason": None,
+            }
         )
 
     @property

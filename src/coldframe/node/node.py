@@ -26,6 +26,7 @@ from coldframe.node.build import SandboxSteps
 from coldframe.node.execs import Execs
 from coldframe.node.files import GuardedFiles
 from coldframe.node.home import NodeHome
+from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
 from coldframe.node.quotas import OWNER_LABEL, require_room
@@ -60,7 +61,7 @@ from coldframe.protocol.models import (
     Stream,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
-from coldframe.runtimes.base import FileAccess, Runtime
+from coldframe.runtimes.base import FileAccess, Found, NothingFoundError, Outlives, Runtime
 
 if TYPE_CHECKING:
     from coldframe.images.store import ImageStore
@@ -102,11 +103,20 @@ class Node:
         settings: NodeSettings | None = None,
         runtime: Runtime | None = None,
         images: ImageResolver | None = None,
+        *,
+        outlive: bool = False,
+        daemon: int | None = None,
     ) -> None:
-        """Take a runtime and images, or make those that the settings name."""
+        """Take a runtime and images, or make those that the settings name.
+
+        With `outlive`, and a runtime that can do it, the sandboxes do not end with this process:
+        `start` goes on with what the process before has left, if there is anything; `daemon` is
+        what its `leave` returned.
+        """
+        self._daemon = daemon
         self.settings = settings or NodeSettings.from_environment()
         self.id = new_node_id()
-        self._home = NodeHome(self.settings.home, self.id)
+        self._outlive = outlive
         self._given = (runtime, images)
         self._open = False
         self._process = os.getpid()
@@ -119,22 +129,102 @@ class Node:
 
         Raises:
             CapabilityError: the machine cannot run the runtime, or the home cannot be written.
+            VersionMismatchError: what another process has left cannot be gone on with.
         """
         if self._open:
             return
-        self._home.acquire()
-        with ExitStack() as undo:
-            undo.callback(self._home.release)
-            self.runtime, self.images = assemble(self.settings, self.id, *self._given, undo)
-            await self.runtime.start()
-            self._undo = undo.pop_all()
-        self._operations = Operations(self.settings)
-        self._execs = Execs(self.settings, self._operations)
-        self._sandboxes = Sandboxes(
-            self.settings, self.id, self.runtime, self._execs, self._home.counts
-        )
+        if self._outlive and not await self._go_on():
+            await self._begin(NodeHome(self.settings.home, self.id, daemon=True))
+        elif not self._outlive:
+            await self._begin(NodeHome(self.settings.home, self.id))
         self._open = True
         _open_nodes.add(self)
+
+    async def _go_on(self) -> bool:
+        """Go on with the node that another process has left; False: there is none."""
+        for home in NodeHome.left(self.settings.home, self._daemon):
+            try:
+                await self._begin(home, left=True)
+            except NothingFoundError:
+                continue
+            return True
+        return False
+
+    async def _begin(self, home: NodeHome, *, left: bool = False) -> None:
+        self.id, self._home, self._legacy = home.node_id, home, Legacy()
+        with ExitStack() as undo:
+            if left:
+                undo.callback(home.let_go)
+            else:
+                home.acquire()
+                undo.callback(home.release)
+            with ExitStack() as stores:
+                self.runtime, self.images = assemble(self.settings, self.id, *self._given, stores)
+                if self._outlive and isinstance(self.runtime, Outlives):
+                    lock = None if left else home.lock
+                    self.runtime.outlive(self._legacy, lock, self.settings.grace_s)
+                    self._legacy.runtime = self.runtime
+                elif left:
+                    raise NothingFoundError
+                await self.runtime.start()
+                self._undo = stores.pop_all()
+            undo.pop_all()
+        found = Found()
+        if self._legacy.runtime is not None:
+            found = self._legacy.runtime.found
+            if left:
+                home.go_on(self._legacy.runtime.lock())
+        self._expired = home.open_expired(self.settings.expired_ids)
+        self._operations = Operations(self.settings, self._expired, self._legacy)
+        self._execs = Execs(self.settings, self._operations)
+        self._sandboxes = Sandboxes(
+            self.settings, self.id, self.runtime, self._execs, home.counts, legacy=self._legacy
+        )
+        self._have(found)
+
+    def _have(self, found: Found) -> None:
+        """Have the records again that another process had."""
+        self._sandboxes.go_on(found)
+        for one in found.sandboxes:
+            sandbox = self._sandboxes.find(one.id)
+            if one.handle is not None and not one.spec.network.empty:
+                self._legacy.note(sandbox)
+            if sandbox.operation_id is not None and not self._operations.is_over(
+                sandbox.operation_id
+            ):
+                self._operations.go_on_create(sandbox)
+        for command in found.execs:
+            try:
+                sandbox = self._sandboxes.find(command.sandbox_id)
+            except SandboxNotFoundError:
+                self._operations.refuse(command.operation_id)
+            if self._operations.is_over(command.operation_id):
+                self._legacy.drop_exec(command.operation_id)
+            else:
+                self._execs.go_on(command, sandbox)
+
+    async def leave(self) -> int | None:
+        """Close and end nothing: another process goes on. Twice is fine.
+
+        Where nothing can outlive this process, or there is nothing to be left, everything ends as
+        by `close`. Else the lock that says that a process serves the node is returned, still held.
+        """
+        if not self._open:
+            return None
+        nothing = self._sandboxes.empty and not len(self._operations)
+        if self._legacy.runtime is None or nothing:
+            await self.close()
+            return None
+        self._open = False
+        _open_nodes.discard(self)
+        self._sandboxes.leave()
+        try:
+            await self._legacy.runtime.leave()
+        finally:
+            self._undo.close()
+            self._expired.close()
+            daemon = self._home.leave()
+        return daemon
 
     def abandon(self) -> None:
         """See `forks.Owner`."""
@@ -154,6 +244,8 @@ class Node:
             return await self._sandboxes.close()
         finally:
             self._undo.close()
+            self._expired.close()
+            self._home.release()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -165,7 +257,7 @@ class Node:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        await (self.leave() if self._outlive else self.close())
 
     def _require_open(self) -> None:
         if self._process != os.getpid():
@@ -202,23 +294,27 @@ class Node:
         """
         self._require_open()
         if operation_id is None:
-            sandbox = self._begin(spec, quota)
-            return await self._sandboxes.made_or_undone(sandbox)
+            sandbox = self._begin_sandbox(spec, quota)
+            info = await self._sandboxes.made_or_undone(sandbox)
+            self._sandboxes.claim(sandbox)
+            return info
         known = self._operations.find_create(check_operation_id(operation_id), spec)
         if known is None:
-            sandbox = self._begin(spec, quota)
+            sandbox = self._begin_sandbox(spec, quota, operation_id)
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
             self._operations.add(known)
             sandbox.creating.then(partial(self._operations.settle, known))
         return await known.ended
 
-    def _begin(self, spec: SandboxSpec, quota: Quota | None) -> Sandbox:
+    def _begin_sandbox(
+        self, spec: SandboxSpec, quota: Quota | None, operation_id: str | None = None
+    ) -> Sandbox:
         image = self.images.resolve(spec.image)
         if quota is not None and quota != Quota():
             owner = spec.labels.get(OWNER_LABEL, "")
             require_room(quota, owner, spec, self.specs({OWNER_LABEL: owner}))
-        return self._sandboxes.begin(spec, image)
+        return self._sandboxes.begin(spec, image, operation_id=operation_id)
 
     async def get(self, id_or_name: str) -> SandboxInfo:
         """Return what is known of a sandbox: by id also when it has ended, by name while live."""
@@ -419,7 +515,9 @@ class Node:
         """
         sandbox = self._find(id_or_name)
         await sandbox.require_ready(expected_version).set_network(policy)
+        sandbox.asked = sandbox.asked or sandbox.spec
         sandbox.spec = sandbox.spec.model_copy(update={"network": policy})
+        self._legacy.note(sandbox)
         return sandbox.info()
 
     async def egress_events(

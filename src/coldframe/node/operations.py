@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from coldframe.host.outcome import Outcome, Undertaking
+from coldframe.node.expired import ExpiredIds
+from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol import tracing
@@ -43,7 +45,9 @@ class CreateOperation:
 
     id: str
     request: SandboxSpec
-    ended: Undertaking[SandboxInfo]
+    ended: Outcome[SandboxInfo]
+    ended_unix: float | None = None
+    """When it ended, if that was in another process; Unix seconds."""
     ended_at: float = 0.0
     size: int = _RECORD_BYTES
 
@@ -65,12 +69,16 @@ class ExecOperation:
     totals: tuple[int, int] = (0, 0)
     """Bytes of stdout and stderr with what its leftovers wrote, once they have ended."""
     trace_id: str | None = field(default_factory=tracing.current)
+    queued_s: float = 0.0
+    """How long it waited for its turn."""
     began_at: float = 0.0
     """Unix seconds at which the runtime had started it."""
     dispatched: bool = False
     """Whether the runtime was asked to start it."""
     abandoned: bool = False
     """Whether its sandbox ended and nothing was heard of the command since."""
+    ended_unix: float | None = None
+    """When it ended, if that was before this process knew of it; Unix seconds."""
     ended_at: float = 0.0
     size: int = _RECORD_BYTES
 
@@ -81,13 +89,20 @@ Operation = CreateOperation | ExecOperation
 class Operations:
     """All operations that are known by id."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        expired: ExpiredIds | None = None,
+        legacy: Legacy | None = None,
+    ) -> None:
+        """Refuse ids that are `expired` already; `legacy` is told what is kept no longer."""
         self._settings = settings
         self._known: dict[str, Operation] = {}
         self._ended: OrderedDict[str, Operation] = OrderedDict()
         self._ended_bytes = 0
-        self._expired: set[int] = set()
-        self._expired_in_order: deque[int] = deque()
+        self._expired = ExpiredIds(settings.expired_ids) if expired is None else expired
+        self._legacy = Legacy() if legacy is None else legacy
+        self._legacy.on_dropped = self._expired.add
         self.on_expire: Callable[[ExecOperation], None] = lambda _: None
         """Told of a command whose result is kept no longer."""
 
@@ -141,10 +156,30 @@ class Operations:
     def drop(self, operation: Operation) -> None:
         """Forget an operation that was refused before anything ran: its id may be used again."""
         self._known.pop(operation.id, None)
+        self._legacy.drop_exec(operation.id)
+
+    def go_on_create(self, sandbox: Sandbox) -> None:
+        """Know the create of a sandbox that another process made."""
+        assert sandbox.operation_id is not None
+        ended: Outcome[SandboxInfo] = Outcome()
+        ended.set_result(sandbox.as_made())
+        operation = CreateOperation(sandbox.operation_id, sandbox.asked or sandbox.spec, ended)
+        operation.ended_unix = sandbox.ready_at or sandbox.created_at
+        self.add(operation)
+        self.end(operation)
+
+    def is_over(self, operation_id: str) -> bool:
+        """Whether an id is one to be refused."""
+        return operation_id in self._expired
+
+    def refuse(self, operation_id: str) -> None:
+        """Refuse an id from now on whose operation is not known."""
+        self._expired.add(operation_id)
 
     def end(self, operation: Operation) -> None:
         """Keep an ended operation's result for its time, and let older ones go."""
-        operation.ended_at = time.monotonic()
+        ago = 0.0 if operation.ended_unix is None else time.time() - operation.ended_unix
+        operation.ended_at = time.monotonic() - max(0.0, ago)
         self._ended[operation.id] = operation
         self._ended_bytes += operation.size
         self._prune()
@@ -160,7 +195,7 @@ class Operations:
     def _find(self, operation_id: str) -> Operation | None:
         self._prune()
         operation = self._known.get(operation_id)
-        if operation is None and hash(operation_id) in self._expired:
+        if operation is None and operation_id in self._expired:
             raise OperationExpiredError(
                 f"operation {operation_id!r}: its result is kept no longer "
                 f"(at most {self._settings.result_ttl_s:g} s), and it is not run again"
@@ -184,16 +219,10 @@ class Operations:
         del self._ended[operation.id]
         self._known.pop(operation.id, None)
         self._ended_bytes -= operation.size
+        self._expired.add(operation.id)
         if isinstance(operation, ExecOperation):
             self.on_expire(operation)
-        known = hash(operation.id)
-        if known in self._expired:
-            return
-        # Not one ordered dict: to find its first key takes the longer the more were taken out.
-        self._expired.add(known)
-        self._expired_in_order.append(known)
-        if len(self._expired) > self._settings.expired_ids:
-            self._expired.discard(self._expired_in_order.popleft())
+            self._legacy.drop_exec(operation.id)
 
 
 def _may_run_again(error: BaseException) -> bool:

@@ -58,6 +58,10 @@ class Outputs:
             return request
         return request.model_copy(update={"spool_bytes": granted})
 
+    def go_on(self, operation: ExecOperation, spool_bytes: int) -> None:
+        """Count the room that another process had granted."""
+        self._weigh(operation, 2 * spool_bytes)
+
     def _weigh(self, operation: ExecOperation, size: int) -> None:
         """Let an operation count for so many bytes of its sandbox's share."""
         operation.sandbox.spool_bytes += size - operation.spool_bytes

@@ -17,6 +17,7 @@ from coldframe.host.patience import wait_while_any_end
 from coldframe.images.base import Image, ImageConfig
 from coldframe.node.events import Events
 from coldframe.node.execs import Execs
+from coldframe.node.legacy import Legacy, read_sandbox
 from coldframe.node.life import Sandbox
 from coldframe.node.queueing import FairQueue
 from coldframe.node.settings import NodeSettings
@@ -39,11 +40,12 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
-from coldframe.runtimes.base import Gone, OffersIds, Runtime, SandboxHandle
+from coldframe.runtimes.base import Found, Gone, OffersIds, Runtime, SandboxHandle
 
 T = TypeVar("T")
 _RUNNING = frozenset({SandboxState.READY, SandboxState.PAUSED})
 _NEVER_REFUSE = 1 << 62
+_ENDS = ("deleted", "expired", "failed", "lost")
 _EXPIRY_RETRY_S = 5.0
 END_PATIENCE_S = 30.0
 """How long the close of a node waits while not one sandbox more has ended."""
@@ -119,8 +121,12 @@ class Sandboxes:
         runtime: Runtime,
         execs: Execs,
         counts: MutableMapping[str, int],
+        *,
+        legacy: Legacy,
     ) -> None:
-        """Count in `counts` (created, deleted, expired, failed, lost), which begin at 0."""
+        """Count in `counts`: created, deleted, expired, failed, lost."""
+        self._legacy = legacy
+        legacy.find = self.find
         self._settings = settings
         self._node_id = node_id
         self._runtime = runtime
@@ -162,6 +168,11 @@ class Sandboxes:
         """All that have not ended, oldest first."""
         return list(self._live.values())
 
+    @property
+    def empty(self) -> bool:
+        """Whether no sandbox is known, not even one that has ended."""
+        return not (self._live or self._ended)
+
     def recent_ids(self) -> set[str]:
         """Ids of all sandboxes that are remembered."""
         return {*self._live, *self._ended}
@@ -191,8 +202,10 @@ class Sandboxes:
 
     # --- beginning --------------------------------------------------------------------
 
-    def begin(self, spec: SandboxSpec, image: Image) -> Sandbox:
+    def begin(self, spec: SandboxSpec, image: Image, *, operation_id: str | None = None) -> Sandbox:
         """Record a sandbox and start making it in its turn.
+
+        Without an operation id it is nobody's until `claim`: another process would end it.
 
         Raises:
             NameInUseError, CapacityError: nothing was recorded.
@@ -203,16 +216,8 @@ class Sandboxes:
         if full is not None:
             self._let_go_of_one_kept()
             raise full
-        sandbox = Sandbox(
-            id=self._offer_id() or new_sandbox_id(self._node_id),
-            node_id=self._node_id,
-            runtime=self._runtime.name,
-            spec=spec,
-            image_digest=image.digest,
-            layer_digests=image.layers,
-            image_start=_start(image.config),
-            workdir=spec.workdir or image.config.workdir,
-        )
+        sandbox = self._record(self._offer_id() or new_sandbox_id(self._node_id), spec, image)
+        sandbox.operation_id, sandbox.claimed = operation_id, operation_id is not None
         if spec.ttl_s is not None:
             sandbox.expires_at = sandbox.created_at + spec.ttl_s
         self._live[sandbox.id] = sandbox
@@ -234,6 +239,24 @@ class Sandboxes:
             reason=sandbox.reason,
             trace_id=sandbox.trace_id,
         )
+
+    def _record(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> Sandbox:
+        return Sandbox(
+            id=sandbox_id,
+            node_id=self._node_id,
+            runtime=self._runtime.name,
+            spec=spec,
+            image_digest=image.digest,
+            layer_digests=image.layers,
+            image_start=_start(image.config),
+            workdir=spec.workdir or image.config.workdir,
+        )
+
+    def claim(self, sandbox: Sandbox) -> None:
+        """Somebody is told of it."""
+        if not sandbox.claimed and not sandbox.ended:
+            sandbox.claimed = True
+            self._legacy.note(sandbox)
 
     async def made_or_undone(self, sandbox: Sandbox) -> SandboxInfo:
         """Wait for a sandbox; if the waiting is cancelled, nothing of it stays."""
@@ -275,7 +298,9 @@ class Sandboxes:
 
     def _admit(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
         sandbox.handle = handle
-        sandbox.move(SandboxState.READY)
+        if sandbox.state is not SandboxState.READY:
+            sandbox.move(SandboxState.READY)
+            self._legacy.note(sandbox)
         handle.gone.add_done_callback(partial(self._on_gone, sandbox))
         self._arm(sandbox)
 
@@ -318,6 +343,7 @@ class Sandboxes:
             if sandbox.state is not SandboxState.TERMINATING:
                 sandbox.move(SandboxState.TERMINATING)
                 sandbox.expired = expired
+                self._legacy.note(sandbox)
             self._disarm(sandbox)
             self._execs.refuse_waiting(sandbox)
             await self._destroy(sandbox, sandbox.handle)
@@ -389,9 +415,13 @@ class Sandboxes:
         del self._live[sandbox.id]
         if sandbox.spec.name is not None and self._names.get(sandbox.spec.name) is sandbox:
             del self._names[sandbox.spec.name]
+        self._remember(sandbox)
+        self._legacy.note(sandbox)
+
+    def _remember(self, sandbox: Sandbox) -> None:
         self._ended[sandbox.id] = sandbox
         if len(self._ended) > self._settings.ended_count:
-            self._ended.popitem(last=False)
+            self._legacy.drop_sandbox(self._ended.popitem(last=False)[1])
 
     # --- leases -----------------------------------------------------------------------
 
@@ -405,13 +435,16 @@ class Sandboxes:
             raise InvalidRequestError(f"ttl_s={ttl_s!r} is not above 0 and at most ten years")
         sandbox.expires_at = None if ttl_s is None else time.time() + ttl_s
         self._arm(sandbox)
+        self._legacy.note(sandbox)
 
     def _arm(self, sandbox: Sandbox) -> None:
         self._disarm(sandbox)
         if sandbox.expires_at is not None:
-            left = max(0.0, sandbox.expires_at - time.time())
-            loop = asyncio.get_running_loop()
-            sandbox.lease = loop.call_later(left, self._expire, sandbox)
+            self._expire_at(sandbox, sandbox.expires_at)
+
+    def _expire_at(self, sandbox: Sandbox, unix: float) -> None:
+        loop = asyncio.get_running_loop()
+        sandbox.lease = loop.call_later(max(0.0, unix - time.time()), self._expire, sandbox)
 
     def _disarm(self, sandbox: Sandbox) -> None:
         if sandbox.lease is not None:
@@ -443,9 +476,9 @@ class Sandboxes:
         sandbox.move(
             SandboxState.TERMINATING, f"its lease ended; it can be read for {window_s:g} s"
         )
+        self._legacy.note(sandbox)
         self._execs.refuse_waiting(sandbox)
-        loop = asyncio.get_running_loop()
-        sandbox.lease = loop.call_later(window_s, self._expire, sandbox)
+        self._expire_at(sandbox, sandbox.kept_until)
         with contextlib.suppress(SandboxGoneError):  # deleted meanwhile: nothing of it runs
             await handle.kill_processes(None)
 
@@ -454,6 +487,73 @@ class Sandboxes:
         kept = [s for s in self._live.values() if s.kept_until is not None and s.ending is None]
         if kept:
             self._expire(min(kept, key=lambda sandbox: sandbox.kept_until or 0.0))
+
+    # --- from and to another process --------------------------------------------------
+
+    def go_on(self, found: Found) -> None:
+        """Have the sandboxes that another process has left.
+
+        What it had begun and nothing is found of was never made, or was lost with what kept it.
+        """
+        counted = self._counts["created"] - sum(self._counts[name] for name in _ENDS)
+        records = [
+            (one, read_sandbox(one, self._record(one.id, one.spec, one.image)))
+            for one in found.sandboxes
+        ]
+        unended = [(one, sandbox) for one, sandbox in records if not sandbox.ended]
+        for sandbox in (sandbox for _, sandbox in records if sandbox.ended):
+            self._remember(sandbox)
+        surplus = len(unended) - counted
+        for one, sandbox in unended:
+            self._live[sandbox.id] = sandbox
+            sandbox.tell = self._tell
+            self._tell(sandbox)
+            if sandbox.spec.name is not None:
+                self._names[sandbox.spec.name] = sandbox
+            if one.handle is not None:
+                self._go_on_with(sandbox, one.handle)
+                continue
+            count = self._finish_found(sandbox, one.gone)
+            if surplus > 0:  # it had counted the end already, and was killed in that moment
+                self._counts[count] -= 1
+                surplus -= 1
+        if surplus < 0:
+            self._counts["failed" if found.complete else "lost"] -= surplus
+
+    def _go_on_with(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
+        if sandbox.state is SandboxState.TERMINATING:
+            sandbox.handle = handle
+            if sandbox.kept_until is None:
+                self._spawn(self._end_found(sandbox, expired=sandbox.expired))
+            else:
+                handle.gone.add_done_callback(partial(self._on_gone, sandbox))
+                self._expire_at(sandbox, sandbox.kept_until)
+            return
+        self._admit(sandbox, handle)
+        if not sandbox.claimed:  # nobody knows its id
+            self._spawn(self._end_found(sandbox, expired=False))
+
+    async def _end_found(self, sandbox: Sandbox, *, expired: bool) -> None:
+        try:
+            await self.end(sandbox, expired=expired)
+        except ColdframeError as error:
+            self._faults.append(str(error))
+
+    def _finish_found(self, sandbox: Sandbox, gone: Gone | None) -> str:
+        """End the record of one that ended while there was no process; return what it counts as."""
+        if sandbox.state is SandboxState.PROVISIONING:
+            sandbox.move(SandboxState.READY)
+        if sandbox.state is SandboxState.TERMINATING:
+            count = "expired" if sandbox.expired else "deleted"
+            self._finish(sandbox, SandboxState.DELETED, count)
+            return count
+        self._finish(sandbox, SandboxState.LOST, "lost", None if gone is None else gone.cause)
+        return "lost"
+
+    def leave(self) -> None:
+        """Let nothing more happen by itself: another process goes on."""
+        for sandbox in self._live.values():
+            self._disarm(sandbox)
 
     # --- the end of all ---------------------------------------------------------------
 

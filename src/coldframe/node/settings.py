@@ -69,6 +69,8 @@ class NodeSettings:
 
     event_count: int = 16_384
     """COLDFRAME_EVENT_COUNT: transitions of sandboxes that can still be read, the newest."""
+    grace_s: float = 86_400.0
+    """COLDFRAME_GRACE_S: how long what a service has left waits for the next one before it ends."""
 
     def __post_init__(self) -> None:
         # A program that changes its directory later must not lose its images and its state.
@@ -104,6 +106,7 @@ class NodeSettings:
             ),
             expired_ids=_integer(source, "EXPIRED_IDS", default.expired_ids),
             quarantine_s=_seconds(source, "QUARANTINE_S", default.quarantine_s, least=0.0),
+            grace_s=_seconds(source, "GRACE_S", default.grace_s),
             ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
             event_count=_integer(source, "EVENT_COUNT", default.event_count),
         )

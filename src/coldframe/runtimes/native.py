@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,19 +25,19 @@ from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
 from coldframe.host.outcome import Undertaking
 from coldframe.host.patience import wait_while_any_end
 from coldframe.host.reaping import reap_cgroups
-from coldframe.host.removal import remove_tree
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.spares import SpareUppers
 from coldframe.host.spawner import (
     Created,
     CreateSpec,
+    Keep,
     SandboxGone,
     Spawner,
     SpawnerConfig,
     SpawnerFault,
 )
-from coldframe.host.storage import Storage, open_storage, require_space_at
-from coldframe.host.wire import VERSION, GoneCause
+from coldframe.host.storage import Storage, adopt, open_storage, require_space_at
+from coldframe.host.wire import VERSION
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -47,11 +48,16 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import Capabilities, SandboxSpec
-from coldframe.runtimes import native_guard
+from coldframe.runtimes import native_guard, native_takeover
+from coldframe.runtimes.base import Found, FoundExec, FoundSandbox, Notes, NothingFoundError
 from coldframe.runtimes.native_egress import NativeEgress, NodeNetwork
+from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_guard import MOST_AT_ONCE
+from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_request import Planner, create_error
 from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
+from coldframe.runtimes.native_spawners import Spawners
+from coldframe.runtimes.native_takeover import Left, LeftSandbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,10 +111,17 @@ class NativeRuntime:
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._making: set[asyncio.Future[Any]] = set()
         self._refilling = False
-        self._spawners: list[Spawner] = []
-        self._restarting = asyncio.Lock()
-        self._turn = 0
+        self._spawners = Spawners(
+            workers, lambda count: self._new_spawner(count, self._cgroups.paths), self._keep_node
+        )
         self._lock: int | None = None
+        self._node_lock: int | None = None
+        """The node's, which is not ours to close; see `Outlives`."""
+        self._keeping: Keeping | None = None
+        self._left: Left | None = None
+        """What another process has left, while it is taken over."""
+        self.found = Found()
+        """See `Outlives.found`."""
         self._open = self._abandoned = False
         forks.own(self)
         self.leak_grace_s = _LEAK_GRACE_S
@@ -131,7 +144,7 @@ class NativeRuntime:
     @property
     def steps(self) -> tuple[str, ...]:
         """Where `inject` can make a create fail."""
-        return self._spawners[-1].steps
+        return self._spawners.newest.steps
 
     @property
     def storage(self) -> Storage:
@@ -143,10 +156,15 @@ class NativeRuntime:
         """First host ids of all ranges that are this node's to give out."""
         return self._ids.all
 
+    def lock(self) -> int:
+        """See `Outlives.lock`."""
+        assert self._node_lock is not None
+        return self._node_lock
+
     @property
     def spawner(self) -> Spawner:
-        """The spawner that makes new sandboxes."""
-        return self._spawners[-1]
+        """The spawner that was started last."""
+        return self._spawners.newest
 
     # --- start, close -----------------------------------------------------------------
 
@@ -159,29 +177,35 @@ class NativeRuntime:
         await asyncio.to_thread(gc.reap_dead_nodes, self._home)
         undo = contextlib.ExitStack()
         try:
+            if self._taking_over:
+                self._left = await self._find()
             self._acquire(undo)
-            self._storage = SpareUppers(
-                await asyncio.to_thread(
-                    open_storage,
-                    self._storage_kind,
-                    node_id=self._node_id,
-                    state=self._state,
-                    pools=self._pools,
-                    pool_bytes=self._pool_bytes,
-                )
-            )
+            self._storage = SpareUppers(await asyncio.to_thread(self._open_storage))
             undo.callback(self._storage.close)
             self._blanks = Blanks(
                 self._node_id,
                 self._ids,
-                self._idle_spawner,
+                self._spawners.idle,
                 self._reap_cgroups,
                 self._workers * _BLANKS_PER_WORKER,
             )
-            self._spawners = [await self._start_spawner(self._workers)]
+            if self._keeping is not None:
+                self._keeping.storage = self._storage
+                self._ids.on_block = self._keep_block
+            if self._left is None:
+                await self._spawners.start()
+            else:
+                await self._take_over(self._left)
         except BaseException:
+            if self._taking_over:
+                # What is there is another's again: nothing of it may be taken down.
+                await self._spawners.leave()
+                undo.pop_all()
+                raise
+            await self._spawners.close(self.end_patience_s)
             await asyncio.to_thread(undo.close)
             raise
+        self._left = None
         self._undo = undo
         self._open = True
         forks.own_loop(asyncio.get_running_loop())
@@ -192,11 +216,12 @@ class NativeRuntime:
         """Take what needs no waiting, and note how each is given back."""
         try:
             # A node that holds the lock itself shares its life with us.
-            self._lock = gc.hold_node(self._state)
-            if self._lock is not None:
-                undo.callback(self._release_lock)
-                undo.callback(self._remove_state)
-            for name in ("spool", "uppers"):
+            if self._node_lock is None:
+                self._lock = gc.hold_node(self._state)
+                if self._lock is not None:
+                    undo.callback(self._release_lock)
+                    undo.callback(self._remove_state)
+            for name in ("spool", "uppers", "workers"):
                 path = self._state / name
                 path.mkdir(mode=0o700, exist_ok=True)
                 undo.callback(_remove_empty, path)
@@ -210,8 +235,12 @@ class NativeRuntime:
         self._no_egress = steering.refusal()
         self._no_guards = native_guard.refusal()
         undo.callback(self._network.close)
-        self._cgroups: NodeCgroups = make_node_cgroups(self._node_id)
-        undo.callback(self._cgroups.remove)
+        if self._left is None:
+            self._cgroups: NodeCgroups = make_node_cgroups(self._node_id)
+            undo.callback(self._cgroups.remove)
+        else:
+            self._cgroups = self._left.cgroups
+            undo.callback(self._cgroups.remove)
         self._ids = IdRanges(MACHINE_DIRECTORY)
         undo.callback(self._ids.close)
         # Apart, so that long work on files never holds up a create.
@@ -230,18 +259,158 @@ class NativeRuntime:
             (self._state / "lock").unlink()
             self._state.rmdir()
 
-    async def _start_spawner(self, workers: int) -> Spawner:
+    def _open_storage(self) -> Storage:
+        left = self._left
+        if left is None:
+            return open_storage(
+                self._storage_kind,
+                node_id=self._node_id,
+                state=self._state,
+                pools=self._pools,
+                pool_bytes=self._pool_bytes,
+            )
+        uppers = {one.note.upper: one.held for one in left.sandboxes if one.created is not None}
+        storage = adopt(left.storage, self._state, self._pools, left.storage_held, uppers)
+        storage.fallback_from = left.fallback
+        return storage
+
+    def _new_spawner(self, workers: int, cgroups: Mapping[str, Path]) -> Spawner:
+        keeping = self._keeping
         config = SpawnerConfig(
             self._node_id,
             self._layers,
             self._state / "spool",
-            self._cgroups.paths,
+            cgroups,
             workers=workers,
+            sockets=None if keeping is None else self._state / "workers",
+            grace_s=0.0 if keeping is None else keeping.grace_s,
             binary=self._binary,
         )
-        spawner = Spawner(config, gone=self._sandbox_gone, lost=self._worker_lost)
-        await spawner.start()
-        return spawner
+        return Spawner(config, gone=self._sandbox_gone, lost=self._worker_lost)
+
+    def _keep_node(self, spawner: Spawner) -> None:
+        if self._keeping is not None:
+            self._keeping.keep_node(
+                spawner, self.lock(), self._cgroups, self._ids, spawner.program_sha256
+            )
+
+    def _keep_block(self, number: int, lock: int) -> None:
+        if self._keeping is not None:
+            for spawner in self._spawners:
+                self._keeping.keep_block(spawner, number, lock)
+
+    # --- outliving this process -------------------------------------------------------
+
+    def outlive(self, notes: Notes, lock: int | None, grace_s: float) -> None:
+        """See `Outlives.outlive`."""
+        self._keeping = Keeping(notes, grace_s)
+        self._node_lock = lock
+
+    @property
+    def _taking_over(self) -> bool:
+        return self._keeping is not None and (self._node_lock is None or self._left is not None)
+
+    async def _find(self) -> Left:
+        """Reach the workers that another process has left. Raises as `Outlives.outlive` says."""
+        spawner = self._new_spawner(0, {})
+        complete = await native_takeover.connect(self._state / "workers", spawner)
+        try:
+            left = await native_takeover.look(spawner, complete=complete)
+        except NothingFoundError:
+            await spawner.close()  # they were only just being started
+            raise
+        except BaseException:
+            await spawner.leave()
+            raise
+        self._spawners.adopt(spawner)
+        self._node_lock = left.lock
+        spawner.program_sha256 = left.program
+        return left
+
+    async def _take_over(self, left: Left) -> None:
+        keeping, spawner = self._keeping, self._spawners.newest
+        assert keeping is not None
+        alive = [one for one in left.sandboxes if one.created is not None]
+        self._ids.adopt(left.blocks, {one.note.id_base for one in alive})
+        await self._storage.adopt(native_takeover.uppers_of(alive), self._remove_tree_here)
+        for one in left.sandboxes:
+            keeping.adopt_sandbox(one.id, one.note, spawner, one.worker)
+        if not left.complete:
+            await self._reap_others({one.id for one in alive})
+        found = [self._go_on(spawner, one) for one in left.sandboxes]
+        networked = [one for one in found if one.handle is not None and not one.spec.network.empty]
+        await asyncio.gather(*(self._reopen_network(one, left) for one in networked))
+        execs: list[FoundExec] = []
+        for command in left.execs:
+            sandbox = self._sandboxes.get(command.note.sandbox_id)
+            ended = self._no_end if sandbox is None else sandbox.exec_ended
+            running = native_takeover.go_on(spawner, command, ended)
+            keeping.started(running.operation_id, spawner, running.execution)
+            if sandbox is not None:
+                sandbox.go_on(running)
+            execs.append(native_takeover.found(command, running))
+        self._keep_node(spawner)
+        self.found = Found(tuple(found), tuple(execs), left.complete)
+
+    def _go_on(self, spawner: Spawner, left: LeftSandbox) -> FoundSandbox:
+        note, handle = left.note, None
+        if left.created is not None:
+            egress = NativeEgress(left.id, self._network)
+            planner = Planner(note.image, note.spec, fresh=False)
+            layers = tuple(self._layers / layer / "root" for layer in note.image.layers)
+            made = (spawner, left.created, note.id_base)
+            handle = NativeSandbox(note.spec, self._parts(made, planner, layers, egress), self._end)
+            self._sandboxes[left.id] = handle
+        return FoundSandbox(left.id, note.spec, note.image, note.node, handle, left.gone)
+
+    async def _reopen_network(self, found: FoundSandbox, left: Left) -> None:
+        (resolv,) = [one.note.resolv for one in left.sandboxes if one.id == found.id]
+        egress = self._sandboxes[found.id].parts.egress
+        await egress.go_on(found.spec.network, resolv)
+        if self._keeping is not None:
+            self._keeping.have_network(found.id, egress.resolv_before)
+
+    async def _reap_others(self, wanted: Collection[str]) -> None:
+        """Take from the kernel what a worker that has died since has left."""
+        names = {path.name for base in self._cgroups.paths.values() for path in base.iterdir()}
+        for name in names - set(wanted):
+            await self._reap_cgroups(name)
+
+    @staticmethod
+    def _no_end(_: NativeExec) -> None:
+        """Its sandbox is no more."""
+
+    def note_sandbox(self, sandbox_id: str) -> None:
+        """See `Outlives.note_sandbox`."""
+        if self._keeping is not None:
+            self._keeping.note_sandbox(sandbox_id)
+
+    def drop_sandbox(self, sandbox_id: str) -> None:
+        """See `Outlives.drop_sandbox`."""
+        if self._keeping is not None:
+            self._keeping.drop_sandbox(sandbox_id)
+
+    def drop_exec(self, operation_id: str) -> None:
+        """See `Outlives.drop_exec`."""
+        if self._keeping is not None:
+            self._keeping.drop_exec(operation_id)
+
+    async def leave(self) -> None:
+        """See `Outlives.leave`."""
+        if not self._open:
+            return
+        self._open = False
+        self._blanks.abandon()
+        await wait_while_any_end(self._making, self.end_patience_s)
+        await self._spawners.leave()
+        for sandbox in self._sandboxes.values():
+            await sandbox.parts.egress.close()
+            sandbox.parts.files.close()
+        self._network.close()
+        self._storage.close()
+        self._ids.close()
+        self._file_threads.close()
+        self._threads.close()
 
     async def close(self) -> None:
         """See `Runtime.close`."""
@@ -251,8 +420,7 @@ class NativeRuntime:
         await self.destroy_all()
         blanks = asyncio.ensure_future(self._blanks.close())
         await wait_while_any_end([blanks], self.end_patience_s)
-        for spawner in self._spawners:
-            await spawner.close(self.end_patience_s)
+        await self._spawners.close(self.end_patience_s)
         await wait_while_any_end([blanks], self.end_patience_s)
         await self._end_all()  # those that a worker never answered for went with it
         await self._storage.clear(self._remove_tree_here)
@@ -295,7 +463,7 @@ class NativeRuntime:
                 "workers": self._workers,
                 "network": self._no_egress or "loopback, and what a policy allows",
                 "spawner_protocol": VERSION,
-                "injected_binary_sha256": self._spawners[-1].program_sha256,
+                "injected_binary_sha256": self._spawners.newest.program_sha256,
             },
         )
 
@@ -391,7 +559,7 @@ class NativeRuntime:
     async def _make_at_once(
         self, sandbox_id: str, spec: SandboxSpec, image: Image
     ) -> tuple[Spawner, Created, int]:
-        spawner = await self._current_spawner()
+        spawner = await self._spawners.current()
         id_base = self._ids.take()
         try:
             with needing_room(f"sandbox {sandbox_id!r} was not made"):
@@ -413,22 +581,30 @@ class NativeRuntime:
         upper = self._storage.take(sandbox_id, spec.disk_bytes)
         if upper is None:
             upper = await self._in_thread(self._storage.make, sandbox_id, spec.disk_bytes)
+        keeping: AbstractContextManager[Keep | None] = contextlib.nullcontext()
+        if self._keeping is not None:
+            keeping = self._keeping.creating(sandbox_id, spec, image, id_base)
         try:
-            return await spawner.create(
-                CreateSpec(
-                    sandbox_id,
-                    [f"{layer}/root" for layer in image.layers],
-                    id_base,
-                    (spec.name or sandbox_id)[:_HOSTNAME_LIMIT],
-                    upper=upper,
-                    memory_bytes=spec.memory_bytes,
-                    cpu_milli=max(1, round(spec.cpu * 1000)),
-                    pids=spec.pids,
-                    shm_bytes=spec.shm_bytes,
-                    no_new_privs=spec.no_new_privileges,
-                    inject=inject,
+            with keeping as keep:
+                created = await spawner.create(
+                    CreateSpec(
+                        sandbox_id,
+                        [f"{layer}/root" for layer in image.layers],
+                        id_base,
+                        (spec.name or sandbox_id)[:_HOSTNAME_LIMIT],
+                        upper=upper,
+                        memory_bytes=spec.memory_bytes,
+                        cpu_milli=max(1, round(spec.cpu * 1000)),
+                        pids=spec.pids,
+                        shm_bytes=spec.shm_bytes,
+                        no_new_privs=spec.no_new_privileges,
+                        keep=keep,
+                        inject=inject,
+                    )
                 )
-            )
+            if self._keeping is not None:
+                self._keeping.made(sandbox_id, spawner)
+            return created
         except SpawnerFault as fault:
             raise create_error(fault, sandbox_id) from fault
         except SpawnerLostError as error:
@@ -474,6 +650,7 @@ class NativeRuntime:
             self._cgroups.paths,
             self._guards,
             self._blanks.command_ended,
+            self._keeping,
         )
 
     async def _discard(self, sandbox_id: str, id_base: int) -> None:
@@ -481,23 +658,6 @@ class NativeRuntime:
         await self._reap_cgroups(sandbox_id)
         await self._remove_upper(sandbox_id)
         self._ids.give_back(id_base)
-
-    async def _current_spawner(self) -> Spawner:
-        """A spawner for the next create; workers that died are replaced by those of a new one."""
-        async with self._restarting:
-            alive = sum(len(spawner.pids) for spawner in self._spawners)
-            missing = self._workers - alive
-            if missing > 0:
-                self._spawners.append(await self._start_spawner(missing))
-            self._spawners = [spawner for spawner in self._spawners if spawner.pids]
-        # Each worker gets its turn, whichever spawner it belongs to.
-        by_worker = [spawner for spawner in self._spawners for _ in spawner.pids]
-        self._turn += 1
-        return by_worker[self._turn % len(by_worker)]
-
-    def _idle_spawner(self) -> Spawner | None:
-        """Whoever is to make the next blank."""
-        return next((one for one in reversed(self._spawners) if one.pids), None)
 
     # --- end --------------------------------------------------------------------------
 
@@ -525,13 +685,7 @@ class NativeRuntime:
         await self._storage.remove(sandbox_id, self._remove_tree_here)
 
     async def _remove_tree_here(self, directory: int, name: str) -> int:
-        for spawner in reversed(self._spawners):
-            if spawner.pids:
-                with contextlib.suppress(SpawnerLostError):
-                    return await spawner.remove_tree(directory, name)
-        with contextlib.suppress(FileNotFoundError):
-            await self._in_thread(remove_tree, directory, os.fsencode(name))
-        return 0
+        return await self._spawners.remove_tree(self._threads, directory, name)
 
     async def _reap_cgroups(self, sandbox_id: str) -> None:
         left = [base / sandbox_id for base in self._cgroups.paths.values()]
@@ -542,8 +696,7 @@ class NativeRuntime:
         self._blanks.lose([event.sandbox_id])
         sandbox = self._sandboxes.get(event.sandbox_id)
         if sandbox is not None:
-            cause = {GoneCause.OOM: "oom", GoneCause.SIGNAL: f"signal {event.code}"}
-            sandbox.note_gone(cause.get(event.cause, f"exit {event.code}"))
+            sandbox.note_gone(native_takeover.gone_cause(event.cause, event.code))
 
     def _worker_lost(self, sandbox_ids: Sequence[str]) -> None:
         self._blanks.lose(sandbox_ids)
@@ -575,7 +728,7 @@ class NativeRuntime:
             self._node_id,
             self._state,
             cgroup_bases=tuple(self._cgroups.paths.values()),
-            processes=tuple(pid for spawner in self._spawners for pid in spawner.pids),
+            processes=self._spawners.pids,
             live=frozenset(live) | {blank.sandbox_id for blank in blanks},
             live_ids=frozenset(one.parts.id_base for one in alive)
             | {blank.id_base for blank in blanks},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
+import os
 import posixpath
 import resource
 from ipaddress import IPv4Address, IPv6Address
@@ -162,6 +165,41 @@ class NativeEgress:
         if begun is not None:
             with contextlib.suppress(ColdframeError):
                 await (await begun).close(sandbox_ends=True)
+
+    @property
+    def resolv_before(self) -> str | None:
+        """What `go_on` needs to put back one day what was written; None: nothing was."""
+        added = self._trust.added
+        if not self._written and added is None:
+            return None
+        before = None if self._before is None else base64.b64encode(self._before).decode()
+        return json.dumps(
+            {
+                "path": os.fsdecode(self._resolv),
+                "before": before,
+                "written": self._written,
+                "trusted": None if added is None else added.decode("ascii"),
+            }
+        )
+
+    async def go_on(self, policy: NetworkPolicy, resolv_before: str | None) -> None:
+        """Put in force again what another process had in force.
+
+        Where that cannot be done nothing but loopback can be reached, and an event says why.
+        """
+        if resolv_before is not None:
+            told = json.loads(resolv_before)
+            before = told["before"]
+            self._resolv = os.fsencode(told["path"])
+            self._before = None if before is None else base64.b64decode(before)
+            self._written = told["written"]
+            if told["trusted"] is not None:
+                with contextlib.suppress(FileError):  # it stays, and is of no use to anybody
+                    await self._trust.replace(told["trusted"].encode("ascii"))
+        try:
+            await self.set_policy(policy)
+        except ColdframeError as error:
+            self._log.add(EgressKind.POLICY, EgressDecision.FAILED, reason=str(error))
 
     def settle(self, place: Place, files: RootFiles) -> None:
         """The sandbox is made."""

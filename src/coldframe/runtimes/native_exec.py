@@ -54,7 +54,10 @@ class NativeExec:
         feed: StdinFeed | None,
         status: StatusStream | None,
         ended: Callable[[NativeExec], None],
+        kept_stdin: bool = False,
     ) -> None:
+        """`kept_stdin`: the spawner holds the writing end of stdin, too."""
+        self._kept_stdin = kept_stdin
         self._spawner, self.execution, self._plan = spawner, execution, plan
         self.operation_id = operation_id
         self._feed, self._status = feed, status
@@ -100,6 +103,8 @@ class NativeExec:
             self._started = await self.execution.started
             if self._started.pty_fd is not None:
                 self._take_terminal(self._started.pty_fd)
+                if self._feed is not None and self._plan.request.stdin:
+                    self._feed.give(self._plan.request.stdin)
         except (SpawnerFault, SpawnerLostError):
             await self.wait()  # raises the same, typed
             raise
@@ -116,8 +121,18 @@ class NativeExec:
         self._pty = master
         with needing_room("the terminal cannot be written to", execution=errors.Execution.EXECUTED):
             self._feed = StdinFeed(os.dup(master))
-        if self._plan.request.stdin:
-            self._feed.give(self._plan.request.stdin)
+
+    def go_on(self) -> None:
+        """Another process had it started."""
+        assert self.execution.started is not None
+        self._kept_stdin = self._feed is not None
+        self.execution.started.then(self._found_running)
+
+    def _found_running(self, started: Outcome[Started]) -> None:
+        if started.exception() is None:
+            self._started = started.result()
+            if self._started.pty_fd is not None:
+                self._take_terminal(self._started.pty_fd)
 
     def _ended(self, _: Outcome[ExecEnd]) -> None:
         self._close_input()
@@ -126,9 +141,16 @@ class NativeExec:
     def _close_input(self) -> None:
         if self._feed is not None:
             self._feed.close()
+        self._drop_stdin()
         if self._pty >= 0:
             os.close(self._pty)
             self._pty = -1
+
+    def _drop_stdin(self) -> None:
+        """Its end must not be held open by the spawner either."""
+        kept, self._kept_stdin = self._kept_stdin, False
+        if kept:
+            self._spawner.drop_stdin(self.execution)
 
     async def wait(self) -> ExecResult:
         """See `RunningExec.wait`."""
@@ -308,6 +330,7 @@ class NativeExec:
             self._feed.give(b"\x04")
         else:
             self._feed.end()
+            self._drop_stdin()
 
     def _require_open_stdin(self) -> None:
         if not self._plan.request.stdin_open:

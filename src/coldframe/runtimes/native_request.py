@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from coldframe.host.roottree import RootTree
-from coldframe.host.spawner import ExecSpec, SpawnerFault
+from coldframe.host.spawner import ExecSpec, Keep, SpawnerFault
 from coldframe.host.users import User, Users
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
@@ -50,6 +50,15 @@ class Plan:
     cwd: bytes
     user: User
 
+    @classmethod
+    def of(cls, filled: ExecRequest) -> Plan:
+        """The plan of a command that was asked for already, as far as its end needs it."""
+        if filled.command is not None:
+            argv = [encode(filled.shell, "shell"), b"-c", encode(filled.command, "the command")]
+        else:
+            argv = [encode(argument, "an argument") for argument in filled.argv or ()]
+        return cls(filled, argv, {}, encode(filled.cwd or "/", "cwd"), User(0, 0))
+
     def spec(
         self,
         sandbox_id: str,
@@ -59,6 +68,8 @@ class Plan:
         extra: tuple[tuple[int, int], ...] = (),
         want_started: bool = False,
         out_of_reach: bool = False,
+        keep: Keep | None = None,
+        keep_stdin: int | None = None,
     ) -> ExecSpec:
         """What the spawner is asked for."""
         request, user = self.request, self.user
@@ -81,15 +92,20 @@ class Plan:
             extra=extra,
             want_started=want_started,
             out_of_reach=out_of_reach,
+            keep=keep,
+            keep_stdin=keep_stdin,
         )
 
 
 class Planner:
     """Knows one sandbox's defaults: its image's and its spec's."""
 
-    def __init__(self, image: Image, spec: SandboxSpec) -> None:
-        """Raises InvalidRequestError for an environment or workdir that no command can have."""
-        self._users = Users(image.digest)
+    def __init__(self, image: Image, spec: SandboxSpec, *, fresh: bool = True) -> None:
+        """Raises InvalidRequestError for an environment or workdir that no command can have.
+
+        `fresh`: nothing has run in the sandbox, whose files are still the image's.
+        """
+        self._users = Users(image.digest if fresh else "")
         self._user: str | int = image.config.user or "0" if spec.user is None else spec.user
         self._cwd = encode(spec.workdir or image.config.workdir or "/", "workdir")
         _require_absolute(self._cwd, "workdir")

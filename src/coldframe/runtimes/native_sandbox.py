@@ -21,7 +21,7 @@ from coldframe.host.patience import Patience
 from coldframe.host.pipes import CommandPipes
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.roottree import closing
-from coldframe.host.spawner import Created, Process, Spawner, SpawnerFault
+from coldframe.host.spawner import Created, Keep, Process, Spawner, SpawnerFault
 from coldframe.host.storage import Storage
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.protocol.errors import (
@@ -45,6 +45,7 @@ from coldframe.runtimes.native_changes import digest_changes
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_guard import NativeGuard
+from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_request import Plan, Planner, exec_error, question_error
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -71,6 +72,8 @@ class Parts:
     """How many directories of the node may be guarded at once."""
     command_ended: Callable[[], None]
     """Told of each command's end."""
+    keeping: Keeping | None
+    """None: it ends with this process."""
 
 
 class NativeSandbox:
@@ -85,9 +88,9 @@ class NativeSandbox:
         """`end` takes everything of it from the kernel and the disk."""
         self.parts = parts
         self._id = parts.created.sandbox_id
-        self._no_new_privileges = spec.no_new_privileges
         self._guard = NativeGuard(parts)
         self._disk_bytes = spec.disk_bytes
+        self._spec = spec
         self._end = end
         self._execs: dict[int, NativeExec] = {}
         self._ending: asyncio.Task[None] | None = None
@@ -119,6 +122,7 @@ class NativeSandbox:
                 stdin=request.stdin if request.pty is None else None,
                 stdin_open=request.stdin_open and request.pty is None,
                 status=request.status_pipe,
+                outlive=self.parts.keeping is not None,
             )
         try:
             running = self._launch(plan, operation_id, pipes)
@@ -134,11 +138,23 @@ class NativeSandbox:
         return running
 
     def _launch(self, plan: Plan, operation_id: str, pipes: CommandPipes) -> NativeExec:
+        keeping = self.parts.keeping
+        if keeping is None:
+            return self._ask(plan, operation_id, pipes, None)
+        with keeping.starting(self._id, operation_id, plan.request, pipes) as keep:
+            running = self._ask(plan, operation_id, pipes, keep)
+        keeping.started(operation_id, self.parts.spawner, running.execution)
+        return running
+
+    def _ask(
+        self, plan: Plan, operation_id: str, pipes: CommandPipes, keep: Keep | None
+    ) -> NativeExec:
         request = plan.request
         guarded = operation_id == self._guard.operation_id
+        kept_stdin = keep is not None and request.stdin_open and pipes.feed is not None
         spec = plan.spec(
             self._id,
-            no_new_privs=self._no_new_privileges,
+            no_new_privs=self._spec.no_new_privileges,
             stdin=pipes.stdin,
             extra=pipes.extra,
             want_started=request.pty is not None
@@ -146,6 +162,8 @@ class NativeSandbox:
             or request.status_pipe
             or guarded,
             out_of_reach=guarded,
+            keep=keep,
+            keep_stdin=pipes.feed.fileno() if kept_stdin and pipes.feed is not None else None,
         )
         try:
             execution = self.parts.spawner.exec(spec)
@@ -163,10 +181,16 @@ class NativeSandbox:
             operation_id,
             feed=pipes.feed,
             status=pipes.status,
-            ended=self._exec_ended,
+            ended=self.exec_ended,
+            kept_stdin=kept_stdin,
         )
 
-    def _exec_ended(self, running: NativeExec) -> None:
+    def go_on(self, running: NativeExec) -> None:
+        """One of its commands, which another process had started, has been found."""
+        self._execs[running.execution.exec_id] = running
+
+    def exec_ended(self, running: NativeExec) -> None:
+        """One of its commands has ended."""
         self.parts.command_ended()
         if not running.left_processes:
             self._execs.pop(running.execution.exec_id, None)
@@ -264,6 +288,9 @@ class NativeSandbox:
         """See `SandboxHandle.set_network`."""
         self._require_alive()
         await self.parts.egress.set_policy(policy)
+        self._spec = self._spec.model_copy(update={"network": policy})
+        if self.parts.keeping is not None:
+            self.parts.keeping.note_network(self._id, self._spec, self.parts.egress.resolv_before)
 
     def egress_events(self, cursor: int, limit: int) -> EgressEvents:
         """See `SandboxHandle.egress_events`."""

@@ -22,6 +22,16 @@ class Trust:
         self._files = files
         self._pem: bytes | None = None
 
+    @property
+    def added(self) -> bytes | None:
+        """What has been added and not taken back."""
+        return self._pem
+
+    async def replace(self, pem: bytes) -> None:
+        """Take back what another process had added; its key is no more. Raises FileError."""
+        self._pem = pem
+        await self.remove()
+
     async def add(self, pem: bytes) -> None:
         """Let the sandbox trust an authority. Twice is fine. Raises FileError."""
         if self._pem is not None:

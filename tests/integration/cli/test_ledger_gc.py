@@ -172,7 +172,12 @@ def test_gc_leaves_a_live_node_alone(machine: Machine) -> None:
     code, ledger = machine.coldframe("ledger")
     assert (code, ledger["live"], ledger["leaked"]) == (0, 1, 0)
     assert ledger["nodes"] == [
-        {"id": machine.node_id, "alive": True, "sandboxes": [machine.sandbox_id]}
+        {
+            "id": machine.node_id,
+            "alive": True,
+            "waits": False,
+            "sandboxes": [machine.sandbox_id],
+        }
     ]
 
     assert machine.coldframe("gc") == (0, {"reaped": [], "remaining": []})

@@ -98,6 +98,7 @@ def test_environment_is_read_by_settings_only() -> None:
         "src/coldframe/cli/variables.py",  # names only, to tell what is misspelt
         "src/coldframe/cli/stdio.py",  # TERM: what kind our own terminal is
         "src/coldframe/client/_address.py",
+        "src/coldframe/gateway/handover.py",  # what the program before hands over
         "src/coldframe/images/bootstrap.py",  # hands apt and mmdebstrap their own
         "src/coldframe/node/settings.py",
         "src/coldframe/rollouts/settings.py",

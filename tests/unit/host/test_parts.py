@@ -189,6 +189,40 @@ async def test_status_stream_keeps_its_last_mebibyte_and_never_blocks_the_writer
     assert data.endswith(received)
 
 
+async def test_status_that_another_process_has_read_is_there() -> None:
+    """What a daemon had read when it was killed must not be missing for the next one."""
+    reading, writing = os.pipe()
+    first = StatusStream(reading)
+    os.write(writing, b"one\n")
+    assert await first.read(0, 100, wait=True) == (0, b"one\n", False)
+    pipe, kept = map(os.dup, first.filenos())
+    first.abandon()
+    os.write(writing, b"two\n")
+    asyncio.get_running_loop().remove_reader(reading)
+
+    second = StatusStream(pipe, kept)
+    second.drain()
+    assert await second.read(0, 100, wait=True) == (0, b"one\ntwo\n", False)
+    os.close(writing)
+    assert await second.read(8, 100, wait=True) == (8, b"", True)
+    second.close()
+
+
+async def test_command_pipes_large_input_that_outlives_us_is_a_file_of_its_own() -> None:
+    """Else a command would see the end of its stdin in the middle when we die."""
+    data = os.urandom(MIB)
+    pipes = CommandPipes.for_request(stdin=data, stdin_open=False, status=False, outlive=True)
+    assert pipes.stdin is not None
+    assert pipes.feed is None
+    read = b""
+    while piece := os.read(pipes.stdin, MIB):
+        read += piece
+    assert read == data
+    with pytest.raises(OSError):
+        os.write(pipes.stdin, b"x")
+    pipes.close_theirs()
+
+
 async def test_command_pipes_small_input_is_there_at_once_and_ends() -> None:
     """No task, no callback for the usual case."""
     pipes = CommandPipes.for_request(stdin=b"hello", stdin_open=False, status=False)

@@ -16,13 +16,13 @@ HEADER = Path(__file__).parents[3] / "native/protocol.h"
 PREFIXES: dict[str, tuple[str, type[IntEnum] | type[IntFlag]]] = {
     "type": ("TYPE_", wire.Type),
     "tag": ("TAG_", wire.Tag),
-    "hello_flag": ("HELLO_FLAG_", wire.HelloFlag),
     "create_flag": ("CREATE_FLAG_", wire.CreateFlag),
     "exec_flag": ("EXEC_FLAG_", wire.ExecFlag),
     "progress_flag": ("PROGRESS_FLAG_", wire.ProgressFlag),
     "scope": ("SCOPE_", wire.Scope),
     "reason": ("REASON_", wire.Reason),
     "gone_cause": ("GONE_CAUSE_", wire.GoneCause),
+    "kept_state": ("KEPT_STATE_", wire.KeptState),
 }
 
 

@@ -1,0 +1,88 @@
+/*
+ * A worker that outlives its daemon. Its node has given it a listening socket: when the connection
+ * ends, everything goes on, and the next daemon connects there. Meanwhile leases end sandboxes here;
+ * and if nobody comes for too long, all ends.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "spawner.h"
+
+static struct {
+	int listener;
+	struct source source;
+	uint64_t grace_ns;
+	struct timer grace;
+	bool listening;
+	bool alone; /* no daemon is there, and what that takes has been seen to */
+} attach = {.listener = -1};
+
+static void listener_ready(struct source *source, uint32_t events)
+{
+	int fd = accept4(attach.listener, NULL, NULL, SOCK_CLOEXEC);
+	struct ucred peer;
+	socklen_t len = sizeof(peer);
+
+	(void)source;
+	(void)events;
+	if (fd < 0)
+		return;
+	if (connection_alive() || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 ||
+	    peer.uid != geteuid()) {
+		close(fd);
+		return;
+	}
+	fd = slot_free(fd);
+	if (fd < 0)
+		return;
+	loop_remove(attach.listener);
+	attach.listening = false;
+	connection_open(fd);
+}
+
+static void grace_over(struct timer *timer)
+{
+	(void)timer;
+	worker.ending = true;
+}
+
+int attach_listen(int fd, uint64_t grace_ns)
+{
+	int error = timers_reserve();
+
+	attach.listener = fd;
+	attach.grace_ns = grace_ns;
+	attach.source.ready = listener_ready;
+	attach.grace.fire = grace_over;
+	return error;
+}
+
+bool attach_possible(void)
+{
+	return attach.listener >= 0 && !worker.ending;
+}
+
+void attach_done(void)
+{
+	attach.alone = false;
+	timer_cancel(&attach.grace);
+	sandboxes_each(sandbox_lease_off);
+}
+
+void attach_tend(void)
+{
+	if (connection_alive() || !attach_possible())
+		return;
+	/* Also after one that came and said nothing. */
+	if (!attach.listening)
+		attach.listening = loop_add(attach.listener, &attach.source, EPOLLIN) == 0;
+	if (attach.alone)
+		return;
+	attach.alone = true;
+	timer_set(&attach.grace, clock_ns(CLOCK_MONOTONIC) + attach.grace_ns);
+	execs_unwatch();
+	sandboxes_each(sandbox_lease_on);
+}

@@ -1,0 +1,109 @@
+"""What a node leaves to the process that comes after it: its records, as notes of the runtime's.
+
+A runtime whose sandboxes outlive the process keeps a note with each sandbox and command; from
+these, the next process has the node again. Other runtimes keep none, and nothing is done here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coldframe.node.life import Sandbox
+from coldframe.protocol import wire
+from coldframe.protocol.models import ExecRequest, SandboxSpec, SandboxState
+from coldframe.runtimes.base import FoundSandbox, Outlives
+
+_FIELDS = (
+    "version",
+    "created_at",
+    "ready_at",
+    "ended_at",
+    "expires_at",
+    "expired",
+    "kept_until",
+    "queued_s",
+    "reason",
+    "operation_id",
+    "claimed",
+    "trace_id",
+)
+"""Of a sandbox, besides its state and what the runtime notes itself."""
+
+
+class Legacy:
+    """See `Notes`. `runtime` is set once there is one that keeps them."""
+
+    def __init__(self) -> None:
+        self.runtime: Outlives | None = None
+        self.find: Callable[[str], Sandbox]
+        """Gives a sandbox that is known by its id."""
+        self.on_dropped: Callable[[str], None]
+        """Told of the id of each operation that the next process will know no more."""
+
+    # --- asked by the runtime ---------------------------------------------------------
+
+    def of_sandbox(self, sandbox_id: str) -> tuple[bytes, float | None]:
+        """See `Notes.of_sandbox`."""
+        sandbox = self.find(sandbox_id)
+        told = {name: getattr(sandbox, name) for name in _FIELDS}
+        if sandbox.asked is not None:
+            told["asked"] = wire.dump(sandbox.asked, secrets=True).decode()
+        return json.dumps({**told, "state": sandbox.state}).encode(), sandbox.expires_at
+
+    def of_exec(self, sandbox_id: str, operation_id: str) -> bytes:
+        """See `Notes.of_exec`."""
+        operation = self.find(sandbox_id).execs[operation_id]
+        told = {"queued_s": operation.queued_s, "trace_id": operation.trace_id}
+        return json.dumps(told).encode() + b"\t" + wire.dump(operation.request)
+
+    def dropped_exec(self, operation_id: str) -> None:
+        """See `Notes.dropped_exec`."""
+        self.on_dropped(operation_id)
+
+    # --- told by the node -------------------------------------------------------------
+
+    def note(self, sandbox: Sandbox) -> None:
+        """Its record has changed."""
+        if self.runtime is not None:
+            self.runtime.note_sandbox(sandbox.id)
+
+    def drop_sandbox(self, sandbox: Sandbox) -> None:
+        """It is known no more."""
+        if self.runtime is None:
+            return
+        if sandbox.operation_id is not None:
+            self.on_dropped(sandbox.operation_id)
+        self.runtime.drop_sandbox(sandbox.id)
+
+    def drop_exec(self, operation_id: str) -> None:
+        """It is known no more, or may be asked for again."""
+        if self.runtime is not None:
+            self.runtime.drop_exec(operation_id)
+
+
+def read_sandbox(found: FoundSandbox, empty: Sandbox) -> Sandbox:
+    """Fill in the record of a sandbox as the process before had noted it."""
+    told = json.loads(found.note)
+    for name in _FIELDS:
+        setattr(empty, name, told[name])
+    empty.state = SandboxState(told["state"])
+    if "asked" in told:
+        empty.asked = wire.load(SandboxSpec, told["asked"].encode())
+    return empty
+
+
+@dataclass(frozen=True)
+class ExecNote:
+    """What was noted with a command."""
+
+    request: ExecRequest
+    queued_s: float
+    trace_id: str | None
+
+
+def read_exec(note: bytes) -> ExecNote:
+    """Return what the process before had noted with a command."""
+    told, _, request = note.partition(b"\t")
+    return ExecNote(wire.load(ExecRequest, request), **json.loads(told))
