@@ -573,9 +573,7 @@ void exec_forget(struct exec *exec, uint64_t request)
 	exec->forgotten = true;
 	for (struct stream *stream = &exec->out;; stream = &exec->err) {
 		close_quietly(&stream->spool);
-		free(stream->held);
-		stream->held = NULL;
-		stream->held_len = stream->held_cap = 0;
+		stream_drop(stream);
 		stream->spool_errno = ENOENT; /* drained and counted, kept no more */
 		if (stream == &exec->err)
 			break;

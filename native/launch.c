@@ -328,6 +328,16 @@ static void joiner_ended(struct source *source, uint32_t events)
 		launch_release(launch);
 }
 
+/*
+ * A command begins in our memory, so that the kernel counts the most that this ever was as the
+ * command's own peak: of whatever another sandbox has made us hold.
+ */
+static void forget_peak(void)
+{
+	if (worker.swollen)
+		worker.swollen = write_file_at(worker.proc, "self/clear_refs", "5") < 0;
+}
+
 bool launch_begin(struct launch *launch, uint64_t patience_ns)
 {
 	struct clone_args args = {
@@ -338,6 +348,7 @@ bool launch_begin(struct launch *launch, uint64_t patience_ns)
 	};
 	long pid;
 
+	forget_peak();
 	launch->alive = 1;
 	pid = clone_onto_stack(&args, joiner, launch);
 	if (pid < 0) {

@@ -16,6 +16,8 @@
 /* Of a terminal nobody tells how much it holds: this is more. */
 #define TERMINAL_MAX (128u << 10)
 #define LOOK_BYTES 4096u
+/* Memory that once was ours counts as a command's peak: from so much on that is set right. */
+#define HELD_MUCH (32u << 10)
 
 static uint8_t chunk[STREAM_READ_MAX];
 
@@ -64,6 +66,15 @@ static void spool_write(struct stream *stream, const uint8_t *data, size_t len, 
 	}
 }
 
+void stream_drop(struct stream *stream)
+{
+	if (stream->held_cap >= HELD_MUCH)
+		worker.swollen = true;
+	free(stream->held);
+	stream->held = NULL;
+	stream->held_len = stream->held_cap = 0;
+}
+
 int stream_spool(struct stream *stream)
 {
 	if (stream->spool >= 0)
@@ -72,9 +83,7 @@ int stream_spool(struct stream *stream)
 	if (stream->spool < 0)
 		return -errno;
 	spool_write(stream, stream->held, stream->held_len, 0);
-	free(stream->held);
-	stream->held = NULL;
-	stream->held_len = stream->held_cap = 0;
+	stream_drop(stream);
 	return 0;
 }
 
@@ -215,6 +224,5 @@ void stream_close(struct stream *stream)
 {
 	end(stream);
 	close_quietly(&stream->spool);
-	free(stream->held);
-	stream->held = NULL;
+	stream_drop(stream);
 }

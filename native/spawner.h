@@ -230,6 +230,7 @@ struct worker {
 	uint64_t files; /* RLIMIT_NOFILE */
 	bool greeted;
 	bool ending;
+	bool swollen; /* has given back memory since it was last forgotten how much it had */
 	uint64_t sandboxes;
 	uint64_t execs;
 	uint64_t kept_files;
@@ -523,6 +524,8 @@ void stream_keep(struct stream *stream);
 /* All of it has come: say in the spool's size how much that was, where the ring does not. */
 void stream_state_total(const struct stream *stream);
 void stream_close(struct stream *stream);
+/* Hold nothing of it in memory any more. */
+void stream_drop(struct stream *stream);
 /* Read once, STREAM_READ_MAX at most. Returns how much that was; 0 at the end, or if nothing is there. */
 size_t stream_read(struct stream *stream, size_t most);
 /* Nothing is there: wait until there is. */

@@ -228,6 +228,19 @@ async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> 
     os.close(spools.stdout_fd)
 
 
+async def test_memory_peak_is_of_the_command_whatever_the_worker_held(native: Native) -> None:
+    """Another sandbox's output would else stand in every later result."""
+    sandbox, other = await native.create(), await native.create()
+    line = "head -c 1000000 /dev/zero; sleep 0.3"
+    many = [native.start(other, "sh", "-c", line, inline_bytes=1 << 20) for _ in range(40)]
+    for execution in many:
+        assert (await execution.ended).stdout.total == 1000000
+
+    end = await native.sh(sandbox, "echo on")
+
+    assert 0 < end.memory_peak_bytes < 16 << 20
+
+
 _LATE = "(while [ ! -e /go ]; do sleep 0.01; done; %s) & echo early"
 
 
