@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import stat
 from pathlib import Path
 
 import pytest
 
 from coldframe.client import AsyncSandboxClient
 from coldframe.host import fanotify
+from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
 from coldframe.rollouts import phases
 from coldframe.trajectories.phases import PhaseRecord
 from coldframe.trajectories.schema import Trajectory
@@ -290,3 +293,29 @@ async def test_phase_whose_sandbox_died_says_that_its_decisions_are_lost(
     assert [one.name for one in trajectory.phases] == ["start", "agent"]
     assert "phases.1.egress" in trajectory.unknown
     assert "phases.0.egress" not in trajectory.unknown
+
+
+async def test_program_whose_file_another_image_touches_is_not_called_changed(
+    run_attempt: RunAttempt,
+    native_async_client: AsyncSandboxClient,
+    image_store: ImageStore,
+    debian_image: Image,
+    tmp_path: Path,
+) -> None:
+    """Layers are shared: an import links their files, and their times change for everybody."""
+    slow = "#!/bin/sh\ntouch /begun; until [ -e /go ]; do sleep 0.02; done\n"
+    test = f"#!/bin/sh\necho 1 > {REWARD}\n"
+    running = asyncio.create_task(
+        run_attempt(write_task(tmp_path, solution__solve_sh=slow, tests__test_sh=test))
+    )
+    await until(lambda: all_begun(native_async_client, 1))
+    shell = image_store.layer_root(debian_image.layers[0]) / "usr" / "bin" / "dash"
+    before = shell.stat().st_ctime_ns
+    shell.chmod(stat.S_IMODE(shell.stat().st_mode))
+    (sandbox,) = await native_async_client.list_sandboxes()
+    await sandbox.files.write("/go", b"")
+    trajectory = await running
+
+    assert shell.stat().st_ctime_ns > before
+    assert trajectory.rewards == {"reward": 1.0}, trajectory.failure
+    assert trajectory.tamper == ()
