@@ -393,7 +393,7 @@ async def test_whoever_test_sh_leaves_behind_cannot_write_the_reward(grade: Grad
     )
 
     assert verdict == {"reward": 0.0}
-    assert [one.what for one in verifier.tampering.events] == ["reward_refused"]
+    assert {one.what for one in verifier.tampering.events} == {"reward_refused"}
 
 
 async def test_reward_counts_for_nothing_where_more_was_opened_than_could_be_judged(
