@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from coldframe.host.egress.certificates import hashed_name
+from coldframe.host.egress.subject import hashed_name
 from coldframe.host.rootfs import RootFiles
 from coldframe.protocol.errors import FileError, PathNotFoundError
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coldframe.host.egress.certificates import Authority, hashed_name
+from coldframe.host.egress.certificates import Authority
+from coldframe.host.egress.subject import hashed_name
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.ids import new_sandbox_id

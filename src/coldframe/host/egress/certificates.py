@@ -6,7 +6,6 @@ Made when a policy first needs one, held in memory alone, and trusted by that sa
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import ssl
 from collections.abc import Iterator
@@ -23,9 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-SUBJECT = "coldframe sandbox"
+from coldframe.host.egress.subject import SUBJECT
+
 _BEFORE, _VALID = timedelta(days=1), timedelta(days=365)
-_COMMON_NAME = b"\x06\x03\x55\x04\x03"
 _MOST_HOSTS = 256
 
 
@@ -99,19 +98,3 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)
-
-
-def hashed_name() -> str:
-    """Return the name by which OpenSSL finds our authority in a directory of certificates.
-
-    The first half of a SHA-1 over the subject in its canonical form: no cryptography, but how
-    OpenSSL names such files.
-    """
-    value = SUBJECT.lower().encode()
-    pair = _COMMON_NAME + _der(0x0C, value)
-    digest = hashlib.sha1(_der(0x31, _der(0x30, pair)), usedforsecurity=False).digest()
-    return f"{int.from_bytes(digest[:4], 'little'):08x}.0"
-
-
-def _der(tag: int, content: bytes) -> bytes:
-    return bytes((tag, len(content))) + content

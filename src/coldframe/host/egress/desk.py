@@ -8,17 +8,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from coldframe.host import forks
 from coldframe.host.egress import relay
 from coldframe.host.egress.addresses import Address, canonical
 from coldframe.host.egress.annex import Annex
-from coldframe.host.egress.certificates import Authority
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Budget, Flow, Meter
 from coldframe.host.egress.policy import Engine, Verdict
 from coldframe.host.egress.resolver import Names, TooManyLookupsError
 from coldframe.protocol.network import EgressDecision, EgressKind
+
+if TYPE_CHECKING:
+    from coldframe.host.egress.certificates import Authority
 
 CONNECT_TIMEOUT_S = 30.0
 MOST_FLOWS = 12_288
@@ -75,6 +78,9 @@ class Desk:
     def authority(self) -> Authority:
         """Signs in the place of hosts that the sandbox has credentials for by TLS."""
         if self._authority is None:
+            # Loaded by whoever needs it: it takes longer than the rest of a node's start.
+            from coldframe.host.egress.certificates import Authority
+
             self._authority = Authority()
         return self._authority
 
