@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from coldframe.gateway.context import (
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import ExecStarted, Reached, Signal, Totals
 from coldframe.gateway.tenants import Tenant
+from coldframe.protocol.following import READ_BYTES
 from coldframe.protocol.models import ExecRequest, ExecResult, OutputChunk, PtySize, Stream
 from coldframe.protocol.wire import chunk_headers
 
@@ -89,16 +91,15 @@ async def run(
 
 
 async def _start(service: Service, tenant: Tenant, inner: str, wanted: ExecRequest) -> Response:
-    try:
+    with contextlib.suppress(TimeoutError):
         async with service.polls.bound(_START_S):
             await tenant.node.start_exec(inner, wanted)
-    except TimeoutError:
-        return _running(tenant, wanted.operation_id)
-    return _running(tenant, wanted.operation_id, started=True)
+    return _running(tenant, wanted.operation_id)
 
 
-def _running(tenant: Tenant, operation_id: str | None, *, started: bool = False) -> Response:
+def _running(tenant: Tenant, operation_id: str | None) -> Response:
     assert operation_id is not None
+    started = tenant.node.exec_started(operation_id)
     shown = ExecStarted(operation_id=tenant.untagged(operation_id), started=started)
     return json_answer(shown, 202)
 
@@ -138,16 +139,19 @@ async def output(
     stream: Stream,
     *,
     cursor: Annotated[int, Query(ge=0)] = 0,
-    max_bytes: Annotated[int, Query(ge=1, le=_MOST_OUTPUT)] = 1 << 18,
+    max_bytes: Annotated[int, Query(ge=1, le=_MOST_OUTPUT)] = READ_BYTES,
     wait_s: WaitSeconds = 0.0,
 ) -> Response:
-    """Return output from a cursor on: at least one byte, the end, or nothing within `wait_s`."""
+    """Return output from a cursor on: at least one byte, the end, or nothing within `wait_s`.
+
+    Pieces have at most 256 KiB, whatever `max_bytes` says: who does not read holds one in memory.
+    """
     tenant = enter(request, Scope.READ)
     inner = tenant.operation(operation_id)
-    read = tenant.node.read_output
+    read, most = tenant.node.read_output, min(max_bytes, READ_BYTES)
     try:
         async with service_of(request).polls.bound(wait_s or _START_S):
-            chunk = await read(inner, stream, cursor, max_bytes, wait_s > 0)
+            chunk = await read(inner, stream, cursor, most, wait_s > 0)
     except TimeoutError:
         chunk = OutputChunk(stream=stream, offset=cursor, data=b"")
     return Response(chunk.data, 200, chunk_headers(chunk), "application/octet-stream")

@@ -22,7 +22,12 @@ from coldframe.gateway.identity import Identity, local
 from coldframe.gateway.keys import authenticate
 from coldframe.gateway.store import Store
 from coldframe.gateway.watch import Watch
-from coldframe.protocol.errors import ColdframeError, NotAuthenticatedError, VersionMismatchError
+from coldframe.protocol.errors import (
+    ColdframeError,
+    InvalidRequestError,
+    NotAuthenticatedError,
+    VersionMismatchError,
+)
 from coldframe.protocol.wire import (
     SPOKEN_VERSIONS,
     VERSION_HEADER,
@@ -37,6 +42,8 @@ Admission = Callable[[Scope], Awaitable[Identity]]
 """Says who asks, or raises a ColdframeError."""
 
 _VERSION = VERSION_HEADER.lower().encode("ascii")
+_ONCE = frozenset({b"host", b"authorization", b"idempotency-key", _VERSION, HEADER})
+"""Headers that say who asks, where, and whether again: of two a proxy may have read the other."""
 
 
 async def by_socket(scope: Scope) -> Identity:
@@ -108,6 +115,7 @@ class Guard:
             return
         sender = None
         try:
+            _require_one_reading(scope["headers"])
             version = _agree(scope)
             if scope["path"] not in OPEN_PATHS:
                 sender = await self._admit(scope)
@@ -130,6 +138,13 @@ class Guard:
                     raise
                 with contextlib.suppress(RuntimeError):  # an answer that had begun just ends
                     await _refuse(scope, send, NotAuthenticatedError("this key was revoked"))
+
+
+def _require_one_reading(headers: list[tuple[bytes, bytes]]) -> None:
+    seen = [name for name, _ in headers if name in _ONCE]
+    if len(seen) > len(set(seen)):
+        twice = next(name for name in seen if seen.count(name) > 1).decode("ascii")
+        raise InvalidRequestError(f"the header {twice!r} is there more than once; send one")
 
 
 def _agree(scope: Scope) -> int | None:

@@ -34,6 +34,9 @@ from coldframe.protocol.wire import error_body
 _PIECE = 1 << 16
 _HEAD_BYTES = 1 << 16
 _BAD_GATEWAY = 502
+_BODILESS = frozenset({204, 304})
+"""Statuses whose answers have no body, whatever length they state."""
+_FRAMES = frozenset({b"content-length", b"transfer-encoding"})
 _PREFIX = PREFIX.encode()
 
 
@@ -173,6 +176,8 @@ class _Exchange:
             await _refuse(scope, send, PortUnreachableError(told))
             return
         headers = self._passage.outward(begun.headers)
+        if begun.status_code in _BODILESS:
+            headers = [header for header in headers if header[0] != b"content-length"]
         await send({"type": "http.response.start", "status": begun.status_code, "headers": headers})
         with contextlib.suppress(h11.RemoteProtocolError, ConnectionError):
             while isinstance(event := await self._next(), h11.Data):
@@ -188,6 +193,8 @@ class _Exchange:
             pass
         if not isinstance(event, h11.Response) or event.status_code >= 600:
             raise h11.RemoteProtocolError("no answer")
+        if _FRAMES <= {name for name, _ in event.headers}:
+            raise h11.RemoteProtocolError("its end is told by a length and by chunks")
         return event
 
     async def _next(self) -> h11.Event | None:

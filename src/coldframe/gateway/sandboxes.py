@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Annotated
 
@@ -86,9 +87,12 @@ async def list_(
 def _place(cursor: str) -> tuple[float, str]:
     at, slash, sandbox_id = cursor.partition("/")
     try:
-        return float(at), sandbox_id if slash else at
+        place = float(at)
     except ValueError:
-        raise InvalidRequestError("cursor: take next_cursor of the page before") from None
+        place = math.nan
+    if not (slash and math.isfinite(place)):
+        raise InvalidRequestError("cursor: take next_cursor of the page before")
+    return place, sandbox_id
 
 
 @router.get("/{sandbox_id}", response_model=SandboxInfo)

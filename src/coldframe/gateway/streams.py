@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from coldframe.protocol.models import OutputChunk, PtySize, Stream
 router = APIRouter(prefix="/v1", tags=["execs"])
 
 _Cursor = Annotated[int, Query(ge=0, description="Where to begin in the stream.")]
+_LAST = re.compile(r"(\d{1,18})-(\d{1,18})")
 _QUIET_S = 15.0
 """So often a stream that has nothing to say shows that it lives."""
 _TAGS: dict[str, bytes] = {"stdout": b"\x01", "stderr": b"\x02"}
@@ -53,10 +55,10 @@ async def events(
     cursors: Cursors = {"stdout": stdout, "stderr": stderr}
     last = request.headers.get("last-event-id")
     if last is not None:
-        out, dash, err = last.partition("-")
-        if not (dash and out.isdecimal() and err.isdecimal()):
+        match = _LAST.fullmatch(last)
+        if match is None:
             raise InvalidRequestError("last-event-id: STDOUT-STDERR is expected")
-        cursors = {"stdout": int(out), "stderr": int(err)}
+        cursors = {"stdout": int(match[1]), "stderr": int(match[2])}
     await tenant.node.poll_exec(tenant.operation(operation_id))
     headers = {"cache-control": "no-store"}
     return StreamingResponse(

@@ -421,6 +421,11 @@ class Node:
         ended = self._operations.get(operation_id).ended
         return ended.result() if ended.done() else None
 
+    def exec_started(self, operation_id: str) -> bool:
+        """Whether a command is known to run, or to have ended. Raises as `wait_exec`."""
+        self._require_open()
+        return self._operations.get(operation_id).started.done()
+
     async def read_output(
         self,
         operation_id: str,

@@ -87,6 +87,31 @@ def test_request_with_two_readings_is_refused_and_nothing_after_it_is_read(
     _served(attacked)
 
 
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("Authorization", "Bearer a", "Bearer b"),
+        ("Coldframe-On-Behalf", "{}", "{}"),
+        ("Coldframe-Protocol", "1", "2"),
+        ("Host", "127.0.0.1", "example.org"),
+        ("Idempotency-Key", "twice-a", "twice-b"),
+    ],
+)
+def test_header_that_is_there_twice_is_refused(
+    attacked: Service, name: str, one: str, other: str
+) -> None:
+    """A proxy may have let the request through for the one, and we would take the other."""
+    head = [f"{name}: {one}", f"{name}: {other}"]
+    if name != "Host":
+        head.append("Host: 127.0.0.1")
+    lines = ["GET /v1/sandboxes HTTP/1.1", *head, "Connection: close", "", ""]
+
+    answer = _raw(attacked, "\r\n".join(lines).encode())
+
+    assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
+    assert f"'{name.lower()}' is there more than once".encode() in answer
+
+
 def test_requests_with_two_readings_are_logged_however_many_without_filling_the_log(
     attacked: Service,
 ) -> None:

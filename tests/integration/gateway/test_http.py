@@ -101,6 +101,7 @@ def test_exec_that_outlasts_its_wait_is_asked_for_again(
 
     first = caller.post(url, params={"wait_s": 0.2}, json=wanted)
     assert (first.status_code, first.json()["operation_id"]) == (202, "long-1")
+    assert caller.get("/v1/execs/long-1").json() == {"operation_id": "long-1", "started": True}
     again = caller.post(url, params={"wait_s": 30}, json=wanted)
     polled = caller.get("/v1/execs/long-1")
 
@@ -119,6 +120,26 @@ def test_output_is_read_from_a_cursor(caller: httpx.Client, served: Sandbox) -> 
     assert (part.headers["coldframe-offset"], part.headers["coldframe-eof"]) == ("3", "0")
     rest = caller.get("/v1/execs/out-1/output/stdout", params={"cursor": 7})
     assert (rest.content, rest.headers["coldframe-eof"]) == (b"789", "1")
+
+
+@pytest.mark.parametrize("last", ["9" * 5000 + "-0", "0-" + "9" * 5000, "-", "1", "1-\xb2"])
+def test_event_id_that_is_none_is_refused(
+    caller: httpx.Client, served: Sandbox, last: str
+) -> None:
+    """It is the client's fault, not one of the service's."""
+    url = f"/v1/execs/{served.exec('true').operation_id}/events"
+
+    refused = caller.get(url, headers={"last-event-id": last.encode("latin-1")})
+
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("cursor", ["nan/x", "inf/x", "-inf/x", "1", "x/y"])
+def test_place_in_the_list_that_is_none_is_refused(caller: httpx.Client, cursor: str) -> None:
+    """An empty page would pass for the last one."""
+    refused = caller.get("/v1/sandboxes", params={"cursor": cursor})
+
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
 
 
 def test_files_are_raw_bytes_with_ranges(caller: httpx.Client, served: Sandbox) -> None:

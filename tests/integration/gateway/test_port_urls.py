@@ -264,6 +264,7 @@ def test_url_needs_the_scope_and_the_owner_to_be_made_and_no_key_to_be_used(
     [
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: a\x00b\r\n\r\n",
         b"HTTP/1.1 99 Low\r\n\r\n",
         b"HTTP/1.1 999 High\r\nContent-Length: 0\r\n\r\n",
@@ -291,6 +292,23 @@ def test_answer_that_is_none_is_a_bad_gateway(
     answer = browser.get(served.port_url(port).url)
 
     assert (answer.status_code, answer.json()["code"]) == (502, "port_unreachable")
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_answer_without_a_body_may_state_a_length(
+    service: Service, served: Sandbox, web: int, browser: httpx.Client, status: bytes
+) -> None:
+    """Servers of files say with 304 how long the file is; that is no fault of the service's."""
+    raw = b"HTTP/1.1 " + status + b'\r\nETag: "x"\r\nContent-Length: 10\r\n\r\n'
+    url = served.port_url(web).url + "raw/" + base64.urlsafe_b64encode(raw).decode()
+    before = len(service.log)
+
+    answer = browser.get(url)
+
+    assert (answer.status_code, answer.content) == (int(status.split()[0]), b"")
+    assert answer.headers["etag"] == '"x"'
+    assert "content-length" not in answer.headers
+    assert not [line for line in service.log[before:] if "ERROR" in line]
 
 
 def test_answer_that_is_cut_short_does_not_look_whole(

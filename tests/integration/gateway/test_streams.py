@@ -270,6 +270,7 @@ def test_clients_that_do_not_read_cost_little_and_hold_nobody_up(
     for target in (
         f"/v1/execs/{flood.operation_id}/events",
         f"/v1/sandboxes/{served.id}/files?path=/big",
+        f"/v1/execs/{flood.operation_id}/output/stdout?max_bytes={1 << 24}",
     ):
         for _ in range(20):
             connection = socket.socket()
