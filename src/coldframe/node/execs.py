@@ -110,7 +110,7 @@ class Execs:
 
     def go_on(self, found: FoundExec, sandbox: Sandbox) -> None:
         """Follow a command that another process had begun, and that may have ended."""
-        note = read_exec(found.note)
+        note = read_exec(found)
         operation = ExecOperation(found.operation_id, sandbox, note.request)
         operation.trace_id, operation.queued_s = note.trace_id, note.queued_s
         operation.dispatched = True
@@ -120,7 +120,7 @@ class Execs:
         self._running += 1
         sandbox.execs[operation.id] = operation
         self._operations.add(operation)
-        self._outputs.go_on(operation, found.spool_bytes)
+        self._outputs.go_on(operation, found.request.spool_bytes)
         operation.ended = Undertaking(self._follow(operation, found.running))
         operation.ended.then(partial(self._on_end, operation))
 

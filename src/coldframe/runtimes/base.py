@@ -304,9 +304,9 @@ class FoundExec:
     sandbox_id: str
     operation_id: str
     note: bytes
+    request: ExecRequest
+    """As the runtime was asked, with everything filled in."""
     running: RunningExec
-    spool_bytes: int
-    """Per stream, as it was granted."""
     ended_at: float | None
     """Unix seconds; None: it runs."""
 

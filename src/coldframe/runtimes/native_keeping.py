@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from coldframe.host.cgroups import NodeCgroups
 from coldframe.host.idranges import IdRanges
@@ -171,7 +172,7 @@ class Keeping:
             "resolv": record.resolv,
         }
         spec = wire.dump(record.spec, secrets=True)
-        lines = [json.dumps(about).encode(), spec, _image_text(record.image), said]
+        lines = [to_json(about), spec, _image_text(record.image), said]
         try:
             held = self.storage.kept(sandbox_id)
         except KeyError:  # it has ended
@@ -188,8 +189,8 @@ class Keeping:
         """What goes with the request for a command, for a block in which it is sent."""
         said = self._notes.of_exec(sandbox_id, operation_id)
         names, held = pipes.kept_status
-        about = {"sandbox": sandbox_id, "operation": operation_id, "pipes": names}
-        lines = [json.dumps(about).encode(), wire.dump(request), said]
+        about = "\t".join((sandbox_id, operation_id, *names)).encode()
+        lines = [about, wire.dump(request), said]
         with packed(lines, held) as (note, descriptors):
             yield Keep(note, descriptors or None)
 
@@ -259,9 +260,9 @@ def read_sandbox(lines: Sequence[bytes]) -> SandboxNote:
 
 def read_exec(lines: Sequence[bytes]) -> ExecNote:
     """What `Keeping` noted with a command."""
-    about = json.loads(lines[0])
+    sandbox_id, operation_id, *pipes = lines[0].decode().split("\t")
     request = wire.load(ExecRequest, lines[1])
-    return ExecNote(about["sandbox"], about["operation"], request, tuple(about["pipes"]), lines[2])
+    return ExecNote(sandbox_id, operation_id, request, tuple(pipes), lines[2])
 
 
 @lru_cache(64)

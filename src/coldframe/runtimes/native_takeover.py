@@ -222,8 +222,8 @@ def found(left: LeftExec, running: NativeExec) -> FoundExec:
         note.sandbox_id,
         note.operation_id,
         note.node,
+        note.request,
         running,
-        note.request.spool_bytes,
         left.ended_at,
     )
 
