@@ -49,6 +49,9 @@ ROOMS: dict[str, Room] = {
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
     "task": Room("coldframe.cli.task:app", "Write tasks, and check that they are honest."),
     "rollout": Room("coldframe.cli.rollout:app", "Run tasks and look at their results."),
+    "inference": Room(
+        "coldframe.cli.inference:app", "Serve a model's engine, and keep its exact tokens."
+    ),
     "rewards": Room("coldframe.cli.rewards:app", "Compute rewards again by a schema, list drift."),
     "splits": Room("coldframe.cli.splits:app", "Split tasks by group, and compare splits."),
     "ledger": Room(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +18,13 @@ from coldframe.cli.attempt_view import attempt_text
 from coldframe.cli.progress import BatchProgress, outcome
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
-from coldframe.protocol.errors import InvalidRequestError, RunError
+from coldframe.protocol.errors import CapabilityError, InvalidRequestError, RunError
+from coldframe.rollouts.capture import ModelCapture
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.run import Batch, RunConfig, RunResult, open_run, ordered
 from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
 from coldframe.rollouts.summary import SCHEMA as SUMMARY_SCHEMA
+from coldframe.trajectories.calls import Level
 from coldframe.trajectories.schema import Trajectory
 
 EXIT_NO_VERDICT = 1
@@ -54,6 +58,19 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Sample k is seeded with SEED + k.")] = None,
     policy_version: Annotated[
         str | None, typer.Option(help="Which weights act; recorded only.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Its name and version; recorded only.")
+    ] = None,
+    renderer: Annotated[
+        str | None, typer.Option(help="Chat template, name and version; recorded only.")
+    ] = None,
+    capture: Annotated[
+        Level | None,
+        typer.Option(
+            help="Keep what the engine says of its tokens, exactly; only `tokens` can be trained "
+            "on. Default: keep texts."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Limit on actions of the model.")] = 100,
     tokens: Annotated[
@@ -102,9 +119,12 @@ def run(
             seed=seed,
             request_s=request_timeout,
             policy_version=policy_version,
+            tokenizer=tokenizer,
+            renderer=renderer,
         ),
         api_key_env=api_key_env,
         seed=seed,
+        capture=None if capture is None else capture.value,
     )
     root = out or Path("runs") / f"{time.strftime('%Y%m%dT%H%M%S')}-{harness.split(':')[-1]}"
     directory = RunDirectory(root)
@@ -149,13 +169,57 @@ async def _run(config: RunConfig, directory: RunDirectory, settings: RolloutSett
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     # A node of its own, unless a service is named: its sandboxes end with the run, killed or not.
     with BatchProgress() as progress:
-        async with AsyncSandboxClient(in_process=url_of_environment() is None) as client:
-            batch = Batch(client, config, directory, host_env=settings.host_env, progress=progress)
+        async with (
+            _captured(config) as capture,
+            AsyncSandboxClient(in_process=url_of_environment() is None) as client,
+        ):
+            batch = Batch(
+                client,
+                config,
+                directory,
+                host_env=settings.host_env,
+                progress=progress,
+                capture=capture,
+            )
             try:
                 return await batch.run()
             except asyncio.CancelledError:
                 progress.note(f"interrupted; go on with --out {directory.root} --resume")
                 raise KeyboardInterrupt from None
+
+
+@contextlib.asynccontextmanager
+async def _captured(config: RunConfig) -> AsyncIterator[ModelCapture | None]:
+    """Start what captures, if that is asked for: a proxy of this process, on loopback."""
+    model = config.model
+    if config.capture is None:
+        yield None
+        return
+    if model is None:
+        raise InvalidRequestError("--capture: there is no model; give --model and --base-url")
+    try:
+        from coldframe.inference.engine import EngineSettings
+        from coldframe.inference.local import local_capture
+        from coldframe.inference.proxy import ProxySettings
+    except ImportError as error:
+        raise CapabilityError(
+            f"--capture lacks a library ({error}): pip install 'coldframe[inference]'"
+        ) from error
+    engine = EngineSettings(
+        base_url=model.base_url,
+        api_key=model.api_key,
+        request_s=model.request_s,
+        retries=model.retries,
+        retry_wait_s=model.retry_wait_s,
+    )
+    settings = ProxySettings(
+        engine=engine,
+        model=model.name,
+        capture=Level(config.capture),
+        policy_version=model.policy_version,
+    )
+    async with local_capture(settings) as capture:
+        yield capture
 
 
 def exit_code(result: RunResult) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,8 @@ class AttemptSettings:
     harness: str
     limits: Limits = field(default_factory=Limits)
     model: ModelSettings | None = None
+    endpoint: ModelSettings | None = None
+    """Where the harness reaches the model, if something stands between."""
     seed: int | None = None
     """Sample k is sampled with seed + k, when the endpoint takes a seed."""
     wrong: str | None = None
@@ -101,11 +103,13 @@ class Attempt:
         queue_s: float = 0.0,
         expected_images: Mapping[str, str] = MappingProxyType({}),
         artifacts: Path | None = None,
+        on_step: Callable[[str], None] | None = None,
     ) -> None:
         self.client, self.images, self.task, self.settings = client, images, task, settings
         self.sample, self.number, self.queue_s = sample, attempt, queue_s
         self.expected_images = expected_images
         self.artifacts = artifacts
+        self.on_step = on_step
         self.redactor = Redactor(_secrets(task, settings))
         self.blobs = blobs
         self.recorder = Recorder(blobs, self.redactor)
@@ -346,6 +350,7 @@ def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
     verifiers = (step.verifier for step in task.steps)
     for env in (task.environment.env, task.solution_env, *(one.env for one in verifiers)):
         known |= secret_values(env)
-    if settings.model is not None and settings.model.api_key:
-        known.add(settings.model.api_key)
+    for model in (settings.model, settings.endpoint):
+        if model is not None and model.api_key:
+            known.add(model.api_key)
     return known

@@ -1,7 +1,7 @@
 """A run's directory: what was asked, what it ran on, one trajectory per attempt, a summary.
 
     config.json  lock.json  blobs/  summary.json
-    attempts/<task>.<sample>.<attempt>/{trajectory.json, artifacts/}
+    attempts/<task>.<sample>.<attempt>/{trajectory.json, artifacts/, calls.jsonl}
 
 A result is a trajectory that reads back. Whatever a killed process left beside that is not a
 result, and its attempt is made again under the same number.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from coldframe.protocol.errors import RunError
+from coldframe.trajectories.calls import CALLS_FILE
 from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import (
     TRAJECTORY_FILE,
@@ -182,6 +183,10 @@ class RunDirectory:
     def artifacts(self, key: AttemptKey) -> Path:
         """Return where an attempt's artifacts are kept."""
         return self.attempts / str(key) / "artifacts"
+
+    def calls(self, key: AttemptKey) -> Path:
+        """Return where the journal of an attempt's calls of its model is kept."""
+        return self.attempts / str(key) / CALLS_FILE
 
     def clear(self, key: AttemptKey) -> None:
         """Remove what an interrupted attempt left."""

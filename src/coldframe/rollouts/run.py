@@ -12,7 +12,8 @@ import errno
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from coldframe.protocol.errors import InvalidRequestError, RunError, TaskError
 from coldframe.rollouts import verifier as grading
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.attribution import Phase, may_retry
+from coldframe.rollouts.capture import ModelCapture
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder, verifier_image
 from coldframe.rollouts.load import find_tasks, load_task
@@ -56,6 +58,8 @@ class RunConfig:
     model: ModelSettings | None = None
     api_key_env: str | None = None
     seed: int | None = None
+    capture: str | None = None
+    """How much of the model's answers is captured, by whatever `Batch` is given for that."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "concurrency", "attempts"):
@@ -83,6 +87,7 @@ class RunConfig:
             "limits": asdict(self.limits),
             "model": model,
             "seed": self.seed,
+            **({} if self.capture is None else {"capture": self.capture}),
         }
 
 
@@ -158,7 +163,9 @@ class Batch:
         *,
         host_env: Mapping[str, str] | None = None,
         progress: Progress | None = None,
+        capture: ModelCapture | None = None,
     ) -> None:
+        self.capture = capture
         self.client, self.config, self.directory = client, config, directory
         self.progress: Progress = progress or Silent()
         self.loaded = load_batch(config.tasks, host_env or {}, load_harness(config.harness))
@@ -287,6 +294,12 @@ class Batch:
             model=self.config.model,
             seed=self.config.seed,
         )
+        capture, on_step = self.capture, None
+        if capture is not None and settings.model is not None:
+            name = str(key)
+            endpoint = capture.begin(name, self.directory.calls(key), settings.model)
+            settings = replace(settings, endpoint=endpoint)
+            on_step = partial(capture.begin_step, name)
         attempt = Attempt(
             self.client,
             self.images,
@@ -298,8 +311,13 @@ class Batch:
             queue_s=queue_s,
             expected_images=self.lock["images"].get(task.key, {}),
             artifacts=self.directory.artifacts(key),
+            on_step=on_step,
         )
-        trajectory = await attempt.run()
+        try:
+            trajectory = await attempt.run()
+        finally:
+            if capture is not None and on_step is not None:
+                capture.end(str(key))
         failure = trajectory.failure
         if failure is not None and failure.phase == Phase.IMAGE and not failure.retryable:
             # Nothing was begun, and every sample would end so: it is the task that is refused.

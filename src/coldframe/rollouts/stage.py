@@ -174,13 +174,15 @@ class Stage:
         limit, settings = attempt.agent_s(step), attempt.settings
         harness = load_harness(settings.harness)
         attempt.recorder.prompt = []
+        if attempt.on_step is not None:
+            attempt.on_step(step.name or "")
         episode = Episode(
             sandbox=self.sandbox,
             instruction=step.instruction,
             limits=settings.limits,
             recorder=attempt.recorder,
             deadline=time.monotonic() + limit,
-            model=settings.model if harness.needs_model else None,
+            model=(settings.endpoint or settings.model) if harness.needs_model else None,
             solution=self._solution() if harness.needs_solution else None,
             user=step.agent.user,
             offers=attempt.task.offers,

@@ -38,6 +38,8 @@ WALLS = {
     "coldframe.trajectories.store": {"node", "host", "runtimes", "rollouts", "cli", "+typer"},
     "coldframe.harnesses": {"node", "host", "runtimes", "rollouts", "cli", "+typer"},
     "coldframe.rollouts.run": {"node", "host", "runtimes", "cli", "+typer", "+rich"},
+    "coldframe.inference.local": {"client", "node", "host", "learning", "gateway", "+fastapi"},
+    "coldframe.learning.captured": {"client", "node", "host", "inference", "+torch", "+httpx"},
     "coldframe.learning.contracts": {"client", "node", "host", "rollouts", "+torch", "+httpx"},
     "coldframe.integrations.harbor_rl": {"client", "node", "host", "+harbor", "+litellm", "+torch"},
     "coldframe.cli.main": {"client", "node", "host", "runtimes", "images", "rollouts", "+rich"},

@@ -1,0 +1,285 @@
+"""Attempts by their keys, and where each call of theirs belongs.
+
+A prompt goes on where a segment ended if it begins with all of its ids, one by one. If it goes
+on nowhere, the break is recorded and a segment begins; what it is (a sub-agent, a compaction, a
+template that rewrites history) nobody can tell from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coldframe.protocol.errors import InvalidRequestError
+from coldframe.trajectories.calls import (
+    AttemptLine,
+    Break,
+    Budget,
+    CallLine,
+    CapturedCalls,
+    EndLine,
+    EventLine,
+    Level,
+    Line,
+    MarkLine,
+    Retry,
+    encode,
+    read_calls,
+)
+
+MAX_JOURNAL_BYTES = 256 << 20
+MAX_KNOWN_ARGUMENTS = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def digest_of(key: str) -> str:
+    """Return what of a key is kept: enough to know it again, not to use it."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def check_name(attempt_id: str) -> None:
+    """Refuse what is no single path component.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if not _NAME.fullmatch(attempt_id):
+        raise InvalidRequestError(
+            f"attempt id {attempt_id!r}: letters, digits, `.`, `_`, `-`, at most 200"
+        )
+
+
+class Journal:
+    """One file, appended to a line at a time; what is written survives the process."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_CREAT
+        try:
+            self._fd = os.open(path, flags | (os.O_EXCL if fresh else 0), 0o600)
+        except FileExistsError:
+            raise InvalidRequestError(f"{path}: this attempt has a journal already") from None
+        self.bytes = os.fstat(self._fd).st_size
+
+    def write(self, line: Line) -> None:
+        """Append a line, whole; nothing once it is closed."""
+        if self._fd < 0:
+            return
+        content = encode(line)
+        written = 0
+        while written < len(content):
+            written += os.write(self._fd, content[written:])
+        self.bytes += written
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+@dataclass
+class Segment:
+    """A conversation whose ids are known."""
+
+    index: int
+    step: str
+    ids: list[int] = field(default_factory=list)
+    pending: dict[str, list[int]] = field(default_factory=dict)
+    """By call, the ids as they are if its answer is received."""
+    unknown: set[str] = field(default_factory=set)
+    """Those of `pending` that nobody hands over any more: the client seems to have left, or the
+    process died over it. If a prompt goes on from one, it was received after all."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a prompt belongs."""
+
+    segment: Segment
+    extends: int
+    broke: Break | None = None
+
+
+class Attempt:
+    """One attempt while its key is valid."""
+
+    def __init__(self, line: AttemptLine, journal: Journal) -> None:
+        self.line, self.journal = line, journal
+        self.segments: list[Segment] = []
+        self.step = ""
+        self.tokens = 0
+        self.calls = 0
+        self.in_flight = 0
+        self.arguments: dict[str, str] = {}
+        """Of tool calls by id, as the model wrote them: a dialect may show them parsed."""
+
+    @classmethod
+    def adopt(cls, path: Path) -> Attempt | None:
+        """Go on with an attempt whose proxy died; None if it had ended."""
+        captured = read_calls(path)
+        if captured.ended:
+            return None
+        _cut_torn_line(path)
+        attempt = cls(captured.attempt, Journal(path, fresh=False))
+        attempt._restore(captured)
+        return attempt
+
+    def _restore(self, captured: CapturedCalls) -> None:
+        for turn in captured.turns:
+            call = turn.call
+            self.calls += 1
+            self.tokens += call.completion_tokens or 0
+            self.step = call.step
+            if call.prompt_token_ids is not None:
+                segment = self._segment(call.segment, call.step)
+                segment.ids = [*turn.prompt_token_ids, *(call.completion_token_ids or ())]
+        for call in captured.unsettled:
+            if call.prompt_token_ids is not None:
+                segment = self._segment(call.segment, call.step)
+                tail = [*segment.ids[: call.extends], *call.prompt_token_ids]
+                segment.pending[call.call_id] = tail + list(call.completion_token_ids or ())
+                segment.unknown.add(call.call_id)
+
+    def _segment(self, index: int, step: str) -> Segment:
+        while len(self.segments) <= index:
+            self.segments.append(Segment(len(self.segments), step))
+        return self.segments[index]
+
+    def exhausted(self) -> str | None:
+        """Return which budget is used up, as words for the model."""
+        budget = self.line.budget
+        if budget.calls is not None and self.calls + self.in_flight >= budget.calls:
+            return f"{self.calls} of {budget.calls} calls"
+        if budget.tokens is not None and self.tokens >= budget.tokens:
+            return f"{self.tokens} of {budget.tokens} tokens"
+        if budget.wall_s is not None and self.remaining_s() <= 0:
+            return f"{budget.wall_s:g} s"
+        if self.journal.bytes >= MAX_JOURNAL_BYTES:
+            return f"{MAX_JOURNAL_BYTES} bytes of records"
+        return None
+
+    def remaining_s(self) -> float:
+        """Return the seconds that are left of the wall budget."""
+        wall = self.line.budget.wall_s
+        return float("inf") if wall is None else self.line.started_at + wall - time.time()
+
+    def place(self, prompt: list[int]) -> Place:
+        """Return where a prompt goes on, and settle what it proves about answers before it."""
+        mine = [one for one in self.segments if one.step == self.step]
+        ends = [
+            (len(ids), segment, call_id)
+            for segment in mine
+            for call_id, ids in (*segment.pending.items(), (None, segment.ids))
+            if prompt[: len(ids)] == ids and (call_id is not None or not _delivering(segment))
+        ]
+        if not ends:
+            ends = [(0, self._segment(len(self.segments), self.step), None)]
+        length, segment, call_id = max(ends, key=lambda one: one[0])
+        if not length:
+            breaks = [_shared(one, prompt) for one in mine if one.ids]
+            return Place(segment, 0, max(breaks, key=lambda one: one.shared, default=None))
+        if call_id is not None:
+            self.settle(segment, call_id, delivered=True)
+        for unknown in [*segment.unknown]:
+            self.settle(segment, unknown, delivered=False)
+        return Place(segment, len(segment.ids))
+
+    def record(self, call: CallLine, place: Place | None) -> None:
+        """Write a call, before its answer is handed over."""
+        self.journal.write(call)
+        self.calls += 1
+        self.tokens += call.completion_tokens or 0
+        if place is not None:
+            whole = [*place.segment.ids[: place.extends], *(call.prompt_token_ids or ())]
+            whole += call.completion_token_ids or ()
+            place.segment.pending[call.call_id] = whole
+
+    def handed_over(self, call: CallLine, place: Place | None, *, delivered: bool) -> None:
+        """Note whether the answer of a call was received."""
+        if place is None or not delivered:
+            self._mark(call.call_id, delivered)
+            if place is not None:
+                place.segment.unknown.add(call.call_id)
+        elif call.call_id in place.segment.pending:  # else the next prompt has proven it already
+            self.settle(place.segment, call.call_id, delivered=True)
+
+    def settle(self, segment: Segment, call_id: str, *, delivered: bool) -> None:
+        ids = segment.pending.pop(call_id)
+        segment.unknown.discard(call_id)
+        if delivered:
+            segment.ids = ids
+        self._mark(call_id, delivered)
+
+    def _mark(self, call_id: str, delivered: bool) -> None:
+        self.journal.write(
+            MarkLine(type="delivered" if delivered else "abandoned", call_id=call_id)
+        )
+
+    def event(self, kind: Any, message: str, retries: tuple[Retry, ...] = ()) -> None:
+        """Write what is no turn."""
+        self.journal.write(EventLine(kind=kind, message=message, retries=retries, at=time.time()))
+
+    def remember(self, message: dict[str, Any]) -> None:
+        """Keep the arguments of tool calls as the model wrote them."""
+        for call in message.get("tool_calls") or ():
+            with contextlib.suppress(KeyError, TypeError):
+                self.arguments[call["id"]] = call["function"]["arguments"]
+        while len(self.arguments) > MAX_KNOWN_ARGUMENTS:
+            del self.arguments[next(iter(self.arguments))]
+
+    def end(self) -> None:
+        """Write the last line."""
+        self.journal.write(EndLine(at=time.time()))
+        self.journal.close()
+
+
+def _delivering(segment: Segment) -> bool:
+    return bool(segment.pending.keys() - segment.unknown)
+
+
+def _shared(segment: Segment, prompt: list[int]) -> Break:
+    low, high = 0, min(len(segment.ids), len(prompt))
+    while low < high:  # the longest beginning that both have
+        middle = (low + high + 1) // 2
+        if segment.ids[:middle] == prompt[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return Break(nearest=segment.index, shared=low, had=len(segment.ids))
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Take away what a killed process left after the last whole line, so that lines stay lines."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):
+        os.truncate(path, whole)
+
+
+def new_attempt(
+    path: Path, attempt_id: str, key: str, *, model: str, capture: Level, budget: Budget
+) -> Attempt:
+    """Begin an attempt's journal.
+
+    Raises:
+        InvalidRequestError: it has one, or its id is no name of a file.
+    """
+    check_name(attempt_id)
+    line = AttemptLine(
+        attempt_id=attempt_id,
+        key_sha256=digest_of(key),
+        model=model,
+        capture=capture,
+        budget=budget,
+        started_at=time.time(),
+    )
+    attempt = Attempt(line, Journal(path, fresh=True))
+    attempt.journal.write(line)
+    return attempt

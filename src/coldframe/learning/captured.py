@@ -1,0 +1,170 @@
+"""From what a run kept of an attempt, its trajectory and its journal of calls, to a `Trial`.
+
+Nothing is decided here: what may not be trained on is for the contract to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coldframe.learning.contracts import (
+    Call,
+    ContractError,
+    PolicyIdentity,
+    Provenance,
+    Segment,
+    Trial,
+    TrialStep,
+)
+from coldframe.trajectories.calls import CapturedCalls, Turn
+from coldframe.trajectories.schema import Trajectory
+
+_DISTRIBUTION = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)
+"""Parameters that change what is likely; a seed or a limit on length does not."""
+
+
+def trial_name(trajectory: Trajectory) -> str:
+    """Return the name of an attempt within its run: task, sample, attempt."""
+    identity = trajectory.identity
+    return f"{identity.task.key}.{identity.sample}.{identity.attempt}"
+
+
+def policy_of(
+    trajectory: Trajectory,
+    calls: CapturedCalls,
+    *,
+    tokenizer: str | None = None,
+    renderer: str | None = None,
+    iteration: int = 0,
+) -> PolicyIdentity:
+    """Return who sampled: as the run was told, with the sampling parameters that were sent.
+
+    Args:
+        tokenizer, renderer: where the run was not told.
+    Raises:
+        ContractError: the calls were sampled in more than one way.
+    """
+    name, model = trial_name(trajectory), trajectory.identity.model
+    sampling = [_shaping(turn.call.sampling_sent) for turn in calls.turns]
+    for index, one in enumerate(sampling):
+        if one != sampling[0]:
+            field = f"calls[{index}].sampling_sent"
+            raise ContractError(name, field, one, "is not that of the first call")
+    versions = {turn.call.policy_version for turn in calls.turns}
+    checkpoint = versions.pop() if len(versions) == 1 else None
+    if checkpoint is None and model is not None:
+        checkpoint = model.policy_version
+    return PolicyIdentity(
+        checkpoint=checkpoint or "",
+        tokenizer=tokenizer or (model.tokenizer if model else None) or "",
+        renderer=renderer or (model.renderer if model else None) or "",
+        sampling=sampling[0] if sampling else {},
+        iteration=iteration,
+    )
+
+
+def trial_of(
+    trajectory: Trajectory,
+    calls: CapturedCalls,
+    *,
+    split: str,
+    policy: PolicyIdentity,
+    reward_schema: str | None = None,
+) -> Trial:
+    """Return an attempt as evidence, as it was kept.
+
+    Args:
+        split: that its task is of.
+        policy: who sampled; see `policy_of`.
+        reward_schema: what its rewards mean, where that is more than their form.
+    """
+    multi_step = bool(trajectory.task_steps)
+    steps = tuple(
+        TrialStep(
+            name=step.name,
+            segments=_segments(calls, step.name),
+            rewards=step.rewards,
+            exception=None if step.failure is None else step.failure.message,
+        )
+        for step in trajectory.task_steps
+    )
+    return Trial(
+        trial_name=trial_name(trajectory),
+        task_name=trajectory.identity.task.key,
+        split=split,
+        rewards=trajectory.rewards,
+        segments=() if multi_step else _segments(calls, ""),
+        steps=steps,
+        exception=_exception(trajectory, calls),
+        policy=policy,
+        capture=calls.level.value,
+        provenance=_provenance(trajectory, reward_schema),
+    )
+
+
+def _exception(trajectory: Trajectory, calls: CapturedCalls) -> str | None:
+    if trajectory.failure is not None:
+        failure = trajectory.failure
+        return f"{failure.side.value}: {failure.code}: {failure.message}"
+    if calls.unsettled:
+        return f"it is not known whether the answer of {calls.unsettled[0].call_id} was received"
+    if any(turn.call.policy_changed for turn in calls.turns):
+        return "the weights were changed while a call was in flight"
+    if not calls.ended:
+        return "its journal of calls has no end"
+    return None
+
+
+def _segments(calls: CapturedCalls, step: str) -> tuple[Segment, ...]:
+    """Return the conversations of a step. The first is the main one; what another is, nobody
+    said, so that it is refused by every topology until somebody does."""
+    return tuple(
+        Segment(
+            prompt_token_ids=[turn.prompt_token_ids for turn in turns],
+            completion_token_ids=[turn.call.completion_token_ids for turn in turns],
+            logprobs=[turn.call.logprobs for turn in turns],
+            calls=tuple(_call(turn) for turn in turns),
+            name="main" if not order else f"segment-{index}",
+            kind="main" if not order else "unknown",
+            order=order,
+        )
+        for order, (index, turns) in enumerate(calls.segments(step).items())
+    )
+
+
+def _call(turn: Turn) -> Call:
+    call = turn.call
+    counts: tuple[Any, Any] = (call.prompt_tokens, call.completion_tokens)
+    return Call(call.call_id, *counts, policy=call.policy_version)
+
+
+def _shaping(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: sampling[name] for name in _DISTRIBUTION if sampling.get(name) is not None}
+
+
+def _provenance(trajectory: Trajectory, reward_schema: str | None) -> Provenance:
+    identity = trajectory.identity
+    settings = dict(identity.harness.settings)
+    # How long an agent may take is the task's own, so it differs within a run.
+    limits = {k: v for k, v in settings.pop("limits", {}).items() if k != "wall_s"}
+    return Provenance(
+        run_id=identity.run_id,
+        runner=f"coldframe {identity.versions.client}",
+        agent=f"{identity.harness.name} {identity.harness.version}",
+        agent_config={**settings, "limits": limits},
+        task_digest=identity.task.digest,
+        verifier_digest=identity.verifier.digest,
+        reward_schema=reward_schema or trajectory.reward_schema_version,
+        started_at=trajectory.started_at,
+        ended_at=trajectory.ended_at,
+    )

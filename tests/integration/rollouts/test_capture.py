@@ -1,0 +1,146 @@
+"""The first rollout that can be trained on: agent, sandbox, verifier, and the engine's tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldframe.client import AsyncSandboxClient
+from coldframe.harnesses.base import ModelSettings
+from coldframe.inference.engine import EngineSettings
+from coldframe.inference.local import local_capture
+from coldframe.inference.proxy import ProxySettings
+from coldframe.learning.captured import policy_of, trial_of
+from coldframe.learning.contracts import Batch as TrainingBatch
+from coldframe.learning.contracts import ContractError, PolicyRollout, training_sequences
+from coldframe.rollouts.directory import RunDirectory
+from coldframe.rollouts.run import Batch, RunConfig
+from coldframe.trajectories.calls import read_calls
+from tests.doubles.engine import Fault, Lie, StandInEngine, Status, call, say
+from tests.integration.rollouts.test_attempt import make_task
+from tests.integration.rollouts.test_steps import steps_task
+
+pytestmark = pytest.mark.root
+
+SOLVE = json.dumps({"command": "echo hello; touch /done"}, separators=(", ", " : "))
+DIGEST = "c" * 64
+
+
+def solve(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Do it in two turns, and say so in a third."""
+    turn = sum(one["role"] == "assistant" for one in messages)
+    if turn < 2:
+        return call(SOLVE, call_id=f"call-{turn}", text="hello")
+    return say("hello, it is done")
+
+
+async def run_captured(
+    client: AsyncSandboxClient, engine: StandInEngine, tasks: Path, out: Path, **config: Any
+) -> RunDirectory:
+    """Run tasks with react through a proxy before an engine."""
+    model = ModelSettings(
+        "stand-in", engine.base_url, api_key="sk-of-the-engine", temperature=0.8,
+        policy_version=DIGEST, tokenizer="bytes@1", renderer="tags@1", retry_wait_s=0.01,
+    )  # fmt: skip
+    settings = ProxySettings(
+        EngineSettings(engine.base_url, model.api_key, retry_wait_s=0.01),
+        model=model.name,
+        policy_version=DIGEST,
+    )
+    directory = RunDirectory(out)
+    async with local_capture(settings) as capture:
+        chosen = RunConfig(
+            tasks=(tasks,), harness="react", model=model, capture=capture.level, **config
+        )
+        await Batch(client, chosen, directory, capture=capture).run()
+    return directory
+
+
+def rollouts(directory: RunDirectory, **options: Any) -> list[PolicyRollout]:
+    """Return what the contract makes of a run, in order."""
+    found = []
+    for key, trajectory in sorted(directory.results().items(), key=lambda one: str(one[0])):
+        calls = read_calls(directory.calls(key))
+        policy = policy_of(trajectory, calls)
+        trial = trial_of(trajectory, calls, split="train", policy=policy)
+        found.append(PolicyRollout.from_trial(trial, **options))
+    return found
+
+
+async def test_rollout_through_the_proxy_is_the_engines_own_log_bit_for_bit(
+    native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """From a task to a sequence that can be trained on, with nothing made up on the way."""
+    make_task(tmp_path / "tasks", "one")
+    make_task(tmp_path / "tasks", "two")
+    faults: list[Fault | None] = [None, Status(503), None, Status(429)]
+    async with StandInEngine(solve, faults=faults) as engine:
+        directory = await run_captured(
+            native_async_client, engine, tmp_path / "tasks", tmp_path / "out", samples=2
+        )
+    found = rollouts(directory)
+
+    assert [one.reward for one in found] == [1.0] * 4
+    assert {one.trial_name for one in found} == {f"{t}.{n}.0" for t in ("one", "two") for n in "01"}
+    sampled = sorted(
+        (one.prompt, one.completion, tuple(map(float.hex, one.logprobs))) for one in engine.log
+    )
+    turns = sorted(
+        (prompt, completion, tuple(map(float.hex, logprobs)))
+        for one in found
+        for prompt, completion, logprobs in zip(
+            one.prompt_token_ids, one.completion_token_ids, one.old_logprobs, strict=True
+        )
+    )
+    assert turns == sampled
+    assert len(turns) == 12
+    sequence = training_sequences(found[0])[0]
+    assert sum(sequence.loss_mask) == sum(map(len, found[0].completion_token_ids))
+    manifest = TrainingBatch(found).manifest
+    assert manifest.policy.sampling == {"temperature": 0.8}
+    assert (manifest.policy.checkpoint, manifest.agent) == (DIGEST, "react 2")
+    for path in (tmp_path / "out").rglob("*"):  # neither the engine's key nor a minted one
+        if path.is_file():
+            assert b"sk-of-the-engine" not in path.read_bytes()
+            assert b"sk-coldframe-" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("fault", ["lie", "dead"])
+async def test_rollout_with_an_engine_that_lies_or_dies_is_refused_by_name(
+    native_async_client: AsyncSandboxClient, tmp_path: Path, fault: str
+) -> None:
+    """The task is solved all the same: nothing but the contract stands in between."""
+
+    def drop(answer: dict[str, Any]) -> None:
+        answer["choices"][0]["token_ids"].pop()
+
+    make_task(tmp_path / "tasks", "one")
+    faults: list[Fault | None] = (
+        [None, Lie(drop)] if fault == "lie" else [None, *[Status(500)] * 99]
+    )
+    async with StandInEngine(solve, faults=faults) as engine:
+        directory = await run_captured(
+            native_async_client, engine, tmp_path / "tasks", tmp_path / "out", attempts=1
+        )
+    with pytest.raises(ContractError) as refused:
+        rollouts(directory)
+
+    expected = {"lie": "capture_has_tokens", "dead": "trial_has_no_exception"}
+    assert refused.value.rule == expected[fault]
+
+
+async def test_steps_of_a_task_are_captured_apart(
+    native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """Each step's tokens stand with its own reward."""
+    steps_task(tmp_path / "tasks", one={}, two={})
+    async with StandInEngine(lambda messages: say("hello")) as engine:
+        directory = await run_captured(
+            native_async_client, engine, tmp_path / "tasks", tmp_path / "out"
+        )
+    (rollout,) = rollouts(directory, topology="multi_step.mean@1")
+
+    assert len(rollout.spans) == len(rollout.prompt_token_ids) == len(engine.log) == 2
