@@ -225,7 +225,6 @@ class Sandboxes:
             self._names[spec.name] = sandbox
         self._counts["created"] += 1
         self.changes += 1
-        sandbox.tell = self._tell
         self._tell(sandbox)
         sandbox.creating = self._undertake(self._provision(sandbox, image))
         return sandbox
@@ -250,6 +249,7 @@ class Sandboxes:
             layer_digests=image.layers,
             image_start=_start(image.config),
             workdir=spec.workdir or image.config.workdir,
+            tell=self._tell,
         )
 
     def claim(self, sandbox: Sandbox) -> None:

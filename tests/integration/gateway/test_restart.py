@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 import threading
@@ -12,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coldframe import Sandbox, SandboxClient
+from coldframe import CursorExpiredError, Sandbox, SandboxClient
+from coldframe.protocol import tracing
 from coldframe.protocol.models import ExecResult
 from tests.fixtures.restart import IMAGE, Services
 
@@ -167,3 +169,26 @@ def test_no_client_is_refused_while_a_service_is_replaced(services: Services) ->
         for one in asking:
             one.result(60)
     assert answers[-1].startswith(b"HTTP/1.1 200")
+
+
+def test_transitions_are_told_on_after_a_restart_and_the_cursor_of_before_is_refused(
+    services: Services,
+) -> None:
+    """Who follows must learn that it may have missed something, and then miss nothing."""
+    services.start()
+    with services.client() as client:
+        with tracing.traced("1" * 32):
+            sandbox = client.create_sandbox(IMAGE)
+        before = next(iter(client.events("oldest"))).cursor
+        services.kill()
+        services.start()
+        with pytest.raises(CursorExpiredError) as raised:
+            next(iter(client.events(before)))
+        sandbox.delete()
+        told = list(itertools.islice(client.events(raised.value.oldest), 3))
+        assert [(one.sandbox_id, one.state, one.trace_id) for one in told] == [
+            (sandbox.id, state, "1" * 32) for state in ("ready", "terminating", "deleted")
+        ]
+        versions = [one.version for one in told]
+        assert versions == sorted(set(versions))
+        assert versions[0] >= sandbox.info.version - 2
