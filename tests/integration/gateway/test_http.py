@@ -123,9 +123,7 @@ def test_output_is_read_from_a_cursor(caller: httpx.Client, served: Sandbox) -> 
 
 
 @pytest.mark.parametrize("last", ["9" * 5000 + "-0", "0-" + "9" * 5000, "-", "1", "1-\xb2"])
-def test_event_id_that_is_none_is_refused(
-    caller: httpx.Client, served: Sandbox, last: str
-) -> None:
+def test_event_id_that_is_none_is_refused(caller: httpx.Client, served: Sandbox, last: str) -> None:
     """It is the client's fault, not one of the service's."""
     url = f"/v1/execs/{served.exec('true').operation_id}/events"
 

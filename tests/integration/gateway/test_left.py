@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -167,6 +168,28 @@ def _create(services: Services, key: str, spec: dict[str, object]) -> dict[str, 
         return dict(json.loads(answer.body))
 
     return asyncio.run(asked())
+
+
+def test_stream_that_is_read_meanwhile_misses_no_byte(services: Services) -> None:
+    """Whoever shows output as it comes goes on where it was, also with what came meanwhile."""
+    services.start()
+    with services.client() as client:
+        sandbox = client.create_sandbox(IMAGE)
+        stream = sandbox.stream("for i in $(seq 1 60); do seq $i 20000; sleep 0.1; done")
+        got, restarts = b"", 0
+        for chunk in stream:
+            got += chunk.data
+            if restarts < 2 and len(got) > (restarts + 1) * 500_000:
+                services.kill()
+                services.start()
+                restarts += 1
+        expected = b"".join(
+            b"".join(b"%d\n" % number for number in range(start, 20001)) for start in range(1, 61)
+        )
+        assert restarts == 2
+        assert got == expected
+        assert stream.result is not None
+        assert stream.result.out.sha256 == hashlib.sha256(expected).hexdigest()
 
 
 def test_input_terminals_and_shells_go_on(services: Services) -> None:
