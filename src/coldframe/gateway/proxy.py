@@ -193,7 +193,7 @@ class _Exchange:
             pass
         if not isinstance(event, h11.Response) or event.status_code >= 600:
             raise h11.RemoteProtocolError("no answer")
-        if _FRAMES <= {name for name, _ in event.headers}:
+        if {name for name, _ in event.headers} >= _FRAMES:
             raise h11.RemoteProtocolError("its end is told by a length and by chunks")
         return event
 
