@@ -90,6 +90,8 @@ static void forget(struct exec *exec)
 	stream_close(&exec->err);
 	for (unsigned i = 0; i < exec->watchers; i++)
 		answer_progress(exec, exec->watcher[i].request);
+	for (unsigned i = 0; i < exec->signals; i++)
+		answer_number(exec->signal[i].request, 0);
 	if (exec->watch >= 0)
 		inotify_forget(exec->watch);
 	exec->dead = dead;
@@ -484,12 +486,22 @@ static void tell_started(struct exec *exec)
 	answer_send(b);
 }
 
+static void send_early(struct exec *exec)
+{
+	unsigned count = exec->signals;
+
+	exec->signals = 0;
+	for (unsigned i = 0; i < count; i++)
+		exec_signal(exec, exec->signal[i].request, exec->signal[i].signum, exec->signal[i].scope);
+}
+
 void exec_started(struct exec *exec, pid_t pid, bool tell)
 {
 	exec->pid = pid;
 	exec->tries = 0;
 	if (tell)
 		tell_started(exec);
+	send_early(exec);
 	if (exec->leader_gone) {
 		exec_leader_ended(exec, exec->status, &exec->usage);
 	} else if (!exec->killed) {
@@ -598,7 +610,12 @@ void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope sco
 		else
 			exec_kill(exec, REASON_SIGNAL);
 	} else if (exec->launch) {
-		reached = 0; /* what is there is not yet the command */
+		/* What is there is perhaps not yet the command, or it may run for a while already. */
+		if (exec->signals == SIGNALS_MAX)
+			answer_error(request, EBUSY, "signal", "too many wait for it to start");
+		else
+			exec->signal[exec->signals++] = (struct early_signal){request, signum, scope};
+		return;
 	} else {
 		reached = inspect_signal(exec, signum, scope);
 	}

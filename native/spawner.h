@@ -36,6 +36,7 @@ enum slot {
 #define GROUPS_MAX 256u
 #define WATCHERS_MAX 8u
 #define KILLERS_MAX 8u
+#define SIGNALS_MAX 8u
 #define V1_MAX 3u
 #define ID_MAX 64u
 #define INLINE_MAX (1u << 20)
@@ -170,6 +171,13 @@ struct watcher {
 	uint64_t seen_err;
 };
 
+/* One that waits for its command to be launched. */
+struct early_signal {
+	uint64_t request;
+	int signum;
+	enum scope scope;
+};
+
 struct exec {
 	struct exec *next; /* in its hash chain */
 	struct exec *sibling; /* in its sandbox */
@@ -205,6 +213,8 @@ struct exec {
 	unsigned tries;
 	unsigned watchers;
 	struct watcher watcher[WATCHERS_MAX];
+	unsigned signals;
+	struct early_signal signal[SIGNALS_MAX];
 	struct stream out;
 	struct stream err;
 	struct exec *dead;

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 from coldframe.host.spawner import Created, ExecEnd, Execution, SpawnerFault
-from coldframe.host.wire import Reason
+from coldframe.host.wire import Reason, Scope
 from tests.fixtures.native import Native, running
 
 SPINNERS = "i=0; while [ $i -lt {} ]; do (while :; do :; done) & i=$((i+1)); done; echo up; wait"
@@ -24,6 +25,43 @@ async def _spin(native: Native, sandbox: Created, count: int, **changes: float) 
 
 async def _ends(executions: Iterable[Execution]) -> list[ExecEnd | BaseException]:
     return await asyncio.gather(*(one.ended for one in executions), return_exceptions=True)
+
+
+async def test_signal_to_a_command_that_is_being_launched_reaches_it(native: Native) -> None:
+    """It may run for a while before the worker knows: who stops it would be told that nobody is."""
+    busy = await native.create(cpu_milli=100, pids=200)
+    spinners = await _spin(native, busy, 20)
+    own = [native.start(busy, "sleep", "100") for _ in range(6)]
+
+    async with asyncio.timeout(60):
+        reached = await asyncio.gather(
+            *(native.spawner.signal(one, signal.SIGTERM, Scope.GROUP) for one in own)
+        )
+        ends = await _ends(own)
+
+    assert reached == [1] * 6
+    for end in ends:
+        assert isinstance(end, ExecEnd), end
+        assert (end.reason, end.code) == (Reason.SIGNAL, signal.SIGTERM)
+    await native.spawner.destroy(busy.sandbox_id)
+    await spinners.ended
+
+
+async def test_signals_to_a_command_that_is_never_executed_reach_nobody(native: Native) -> None:
+    """Each is answered, and no more wait than there is room for."""
+    busy = await native.create(cpu_milli=100, pids=200)
+    spinners = await _spin(native, busy, 20)
+    lines = [native.start(busy, "true") for _ in range(40)]
+    last = native.start(busy, "not there")
+    asked = [native.spawner.signal(last, signal.SIGTERM, Scope.TREE) for _ in range(9)]
+
+    reached = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
+
+    assert reached[:8] == [0] * 8
+    assert isinstance(reached[8], SpawnerFault)
+    assert reached[8].errno == errno.EBUSY
+    await native.spawner.destroy(busy.sandbox_id)
+    await _ends([spinners, last, *lines])
 
 
 async def test_busy_sandbox_delays_its_own_commands_only(native: Native) -> None:
