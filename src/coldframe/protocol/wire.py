@@ -137,6 +137,8 @@ def load(kind: type[M], text: bytes) -> M:
         return kind.model_validate(_revived(json.loads(text)))
     except ValueError as error:
         raise InvalidRequestError(describe(error)) from error
+    except RecursionError as error:
+        raise InvalidRequestError("the body is nested too deeply") from error
 
 
 def load_all(kind: type[M], text: bytes) -> tuple[M, ...]:

@@ -178,6 +178,8 @@ def test_sandbox_has_every_field_and_the_quantities_asked_for(caller: httpx.Clie
         ({"image": "no/such-image:1"}, 404),
         ({"image": IMAGE, "cpu": "four"}, 400),
         ({"image": IMAGE, "memory": "-1Gi"}, 400),
+        ({"image": IMAGE, "memory": "1" * 400}, 400),
+        ({"image": "\ud800"}, 400),
         ({"image": IMAGE, "sandbox_id": "a/b"}, 400),
         ({"image": IMAGE, "timeout": 0}, 400),
     ],
@@ -186,9 +188,28 @@ def test_create_that_cannot_be_is_refused_in_words(
     caller: httpx.Client, asked: dict[str, Any], status: int
 ) -> None:
     """And leaves nothing: Orchard said pending, and failed minutes later."""
-    refused = caller.post("/sandboxes", json=asked)
+    refused = caller.post("/sandboxes", content=json.dumps(asked))
     assert refused.status_code == status
     assert refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"command": "echo \ud800"},
+        {"command": ["echo", "\udc80"]},
+        {"command": "true", "env": {"A": "\ud800"}},
+        {"command": "true", "cwd": "/\udfff"},
+    ],
+)
+def test_command_that_is_no_text_is_refused_and_not_run(
+    caller: httpx.Client, box: str, asked: dict[str, Any]
+) -> None:
+    """What JSON cannot say again is no fault of the service's."""
+    refused = caller.post(f"/sandboxes/{box}/exec", content=json.dumps({**asked, "wait": True}))
+
+    assert refused.status_code == 400
+    assert "no text" in refused.json()["detail"]
 
 
 def test_quota_is_503_with_retry_after(orchard: Service) -> None:

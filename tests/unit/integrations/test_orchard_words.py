@@ -21,7 +21,9 @@ def test_quantity_is_what_kubernetes_means(text: str, value: float) -> None:
     assert quantity(text, "memory") == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "four", "-1", "0", "1 GiB", "1e3", "Gi", "٤"])
+@pytest.mark.parametrize(
+    "text", ["", "four", "-1", "0", "1 GiB", "1e3", "Gi", "٤", "1" * 400, "9" * 300 + "Ti"]
+)
 def test_quantity_that_is_none_is_refused(text: str) -> None:
     """By the name of the field."""
     with pytest.raises(InvalidRequestError, match="cpu"):

@@ -109,3 +109,10 @@ def test_what_is_no_request_is_refused_in_one_sentence(text: bytes) -> None:
         wire.load(ExecRequest, text)
 
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800",' + b"[" * 100_000, b"[" * 100_000])
+def test_body_that_is_nested_too_deeply_is_refused(text: bytes) -> None:
+    """Half a character is read another way, which must be bounded as the first one is."""
+    with pytest.raises(InvalidRequestError):
+        wire.load(SandboxSpec, b'{"image": "any", "labels": [' + text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coldframe.gateway.tenants import Tenant
 from coldframe.protocol import wire
@@ -52,6 +53,22 @@ class _Body(BaseModel):
     """Fields that nobody knows are ignored, as Orchard does."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        """Answers repeat it, and JSON has no words for half a character."""
+        for name, value in self:
+            if not _encodable(value):
+                raise ValueError(f"{name} holds half a character, which is no text")
+        return self
+
+
+def _encodable(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
+    if isinstance(value, dict):
+        return all(_encodable(key) and _encodable(one) for key, one in value.items())
+    return not isinstance(value, list) or all(map(_encodable, value))
 
 
 class Create(_Body):
@@ -119,9 +136,10 @@ def quantity(text: str, what: str) -> float:
     """
     match = _QUANTITY.fullmatch(text.strip())
     factor = _UNITS.get(match[2]) if match else None
-    if match is None or factor is None or float(match[1]) <= 0:
+    value = 0.0 if match is None or factor is None else float(match[1]) * factor
+    if not 0 < value < math.inf:
         raise InvalidRequestError(f"{what}: {text[:40]!r} is no quantity, such as 4, 2000m or 16Gi")
-    return float(match[1]) * factor
+    return value
 
 
 def spec_of(asked: Create, sandbox_id: str) -> SandboxSpec:
