@@ -7,14 +7,18 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "spawner.h"
 
+/* So often it is seen whether the node's directory is still there. */
+#define LOOK_NS (10 * NS_PER_S)
+
 static struct {
 	int listener;
 	struct source source;
-	uint64_t grace_ns;
+	uint64_t grace_ns, until;
 	struct timer grace;
 	bool listening;
 	bool alone; /* no daemon is there, and what that takes has been seen to */
@@ -43,10 +47,16 @@ static void listener_ready(struct source *source, uint32_t events)
 	connection_open(fd);
 }
 
+/* Nobody has come in time; or nobody can, since the node's directory was removed. */
 static void grace_over(struct timer *timer)
 {
-	(void)timer;
-	worker.ending = true;
+	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	struct stat st;
+
+	if (now >= attach.until || (fstat(worker.spool, &st) == 0 && st.st_nlink == 0))
+		worker.ending = true;
+	else
+		timer_set(timer, attach.until - now < LOOK_NS ? attach.until : now + LOOK_NS);
 }
 
 int attach_listen(int fd, uint64_t grace_ns)
@@ -82,7 +92,8 @@ void attach_tend(void)
 	if (attach.alone)
 		return;
 	attach.alone = true;
-	timer_set(&attach.grace, clock_ns(CLOCK_MONOTONIC) + attach.grace_ns);
+	attach.until = clock_ns(CLOCK_MONOTONIC) + attach.grace_ns;
+	grace_over(&attach.grace);
 	execs_unwatch();
 	sandboxes_each(sandbox_lease_on);
 }

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from coldframe.cli import machine
 from coldframe.client._calls import call
 from coldframe.client._http import Address, Http
 from coldframe.host import census, orphans, wire, workers
+from coldframe.host.reaping import reap_cgroups
 from coldframe.protocol.errors import (
     ColdframeError,
     OperationExpiredError,
@@ -358,6 +360,22 @@ def test_nobody_coming_back_ends_it(make_services: Callable[..., Services]) -> N
     _until(lambda: orphans.left(services.home) == ())
     assert _processes_of(sandbox.id) == []
     assert services.command("gc").returncode == 0
+
+
+def test_home_that_was_removed_takes_what_nobody_serves_along(services: Services) -> None:
+    """Nobody could ever reach it again."""
+    services.start()
+    with services.client() as client:
+        sandbox = client.create_sandbox(IMAGE)
+        sandbox.keep()
+    spawners = _workers_of(services)
+    services.kill()
+    nodes = services.home / "nodes"
+    (node,) = nodes.iterdir()
+    shutil.rmtree(nodes)
+    _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spawners))
+    assert _processes_of(sandbox.id) == []
+    reap_cgroups(census.node_cgroups(node.name))
 
 
 def test_spawner_of_another_version_is_refused_and_unharmed(
