@@ -12,6 +12,8 @@ import hashlib
 import os
 import re
 import time
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ from coldframe.trajectories.calls import (
 
 MAX_JOURNAL_BYTES = 256 << 20
 MAX_KNOWN_ARGUMENTS = 4096
+MAX_OPEN_SEGMENTS = 32
+"""Of one attempt. Beyond them, what was gone on with the longest ago is closed: a prompt that would
+go on there begins another segment."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -84,14 +89,19 @@ class Journal:
         self._fd = -1
 
 
+def pack(ids: Iterable[int]) -> bytes:
+    """Return ids as four bytes each: compared in one sweep, and a tenth of a list's memory."""
+    return array("I", ids).tobytes()
+
+
 @dataclass
 class Segment:
-    """A conversation whose ids are known."""
+    """A conversation that may be gone on with; its ids are packed."""
 
     index: int
     step: str
-    ids: list[int] = field(default_factory=list)
-    pending: dict[str, list[int]] = field(default_factory=dict)
+    ids: bytes = b""
+    pending: dict[str, bytes] = field(default_factory=dict)
     """By call, the ids as they are if its answer is received."""
     unknown: set[str] = field(default_factory=set)
     """Those of `pending` that nobody hands over any more: the client seems to have left, or the
@@ -112,7 +122,10 @@ class Attempt:
 
     def __init__(self, line: AttemptLine, journal: Journal) -> None:
         self.line, self.journal = line, journal
-        self.segments: list[Segment] = []
+        self.open: dict[int, Segment] = {}
+        """Segments by index, that which was gone on with last at the end."""
+        self.segments = 0
+        """How many were begun."""
         self.step = ""
         self.tokens = 0
         self.calls = 0
@@ -139,18 +152,22 @@ class Attempt:
             self.step = call.step
             if call.prompt_token_ids is not None:
                 segment = self._segment(call.segment, call.step)
-                segment.ids = [*turn.prompt_token_ids, *(call.completion_token_ids or ())]
+                segment.ids = pack((*turn.prompt_token_ids, *(call.completion_token_ids or ())))
         for call in captured.unsettled:
             if call.prompt_token_ids is not None:
                 segment = self._segment(call.segment, call.step)
-                tail = [*segment.ids[: call.extends], *call.prompt_token_ids]
-                segment.pending[call.call_id] = tail + list(call.completion_token_ids or ())
+                segment.pending[call.call_id] = _whole(segment, call)
                 segment.unknown.add(call.call_id)
 
     def _segment(self, index: int, step: str) -> Segment:
-        while len(self.segments) <= index:
-            self.segments.append(Segment(len(self.segments), step))
-        return self.segments[index]
+        """Return a segment, the last to be closed from now on."""
+        segment = self.open.pop(index, None) or Segment(index, step)
+        self.open[index] = segment
+        self.segments = max(self.segments, index + 1)
+        idle = [one for one, other in self.open.items() if not _delivering(other)]
+        for one in idle[: max(0, len(self.open) - MAX_OPEN_SEGMENTS)]:
+            del self.open[one]
+        return segment
 
     def exhausted(self) -> str | None:
         """Return which budget is used up, as words for the model."""
@@ -172,24 +189,26 @@ class Attempt:
 
     def place(self, prompt: list[int]) -> Place:
         """Return where a prompt goes on, and settle what it proves about answers before it."""
-        mine = [one for one in self.segments if one.step == self.step]
+        packed = pack(prompt)
+        mine = [one for one in self.open.values() if one.step == self.step]
         ends = [
             (len(ids), segment, call_id)
             for segment in mine
             for call_id, ids in (*segment.pending.items(), (None, segment.ids))
-            if prompt[: len(ids)] == ids and (call_id is not None or not _delivering(segment))
+            if packed.startswith(ids) and (call_id is not None or not _delivering(segment))
         ]
         if not ends:
-            ends = [(0, self._segment(len(self.segments), self.step), None)]
+            ends = [(0, self._segment(self.segments, self.step), None)]
         length, segment, call_id = max(ends, key=lambda one: one[0])
-        if not length:
-            breaks = [_shared(one, prompt) for one in mine if one.ids]
-            return Place(segment, 0, max(breaks, key=lambda one: one.shared, default=None))
         if call_id is not None:
             self.settle(segment, call_id, delivered=True)
         for unknown in [*segment.unknown]:
             self.settle(segment, unknown, delivered=False)
-        return Place(segment, len(segment.ids))
+        if not length:
+            breaks = [_shared(one, packed) for one in mine if one.ids]
+            return Place(segment, 0, max(breaks, key=lambda one: one.shared, default=None))
+        self._segment(segment.index, segment.step)
+        return Place(segment, length // 4)
 
     def record(self, call: CallLine, place: Place | None) -> None:
         """Write a call, before its answer is handed over."""
@@ -197,9 +216,7 @@ class Attempt:
         self.calls += 1
         self.tokens += call.completion_tokens or 0
         if place is not None:
-            whole = [*place.segment.ids[: place.extends], *(call.prompt_token_ids or ())]
-            whole += call.completion_token_ids or ()
-            place.segment.pending[call.call_id] = whole
+            place.segment.pending[call.call_id] = _whole(place.segment, call)
 
     def handed_over(self, call: CallLine, place: Place | None, *, delivered: bool) -> None:
         """Note whether the answer of a call was received."""
@@ -244,15 +261,22 @@ def _delivering(segment: Segment) -> bool:
     return bool(segment.pending.keys() - segment.unknown)
 
 
-def _shared(segment: Segment, prompt: list[int]) -> Break:
-    low, high = 0, min(len(segment.ids), len(prompt))
+def _whole(segment: Segment, call: CallLine) -> bytes:
+    """Return a segment's ids as they are once a call's answer is received."""
+    new = pack((*(call.prompt_token_ids or ()), *(call.completion_token_ids or ())))
+    return segment.ids[: 4 * call.extends] + new
+
+
+def _shared(segment: Segment, prompt: bytes) -> Break:
+    mine, other = memoryview(segment.ids), memoryview(prompt)
+    low, high = 0, min(len(mine), len(other)) // 4
     while low < high:  # the longest beginning that both have
         middle = (low + high + 1) // 2
-        if segment.ids[:middle] == prompt[:middle]:
+        if mine[4 * low : 4 * middle] == other[4 * low : 4 * middle]:
             low = middle
         else:
             high = middle - 1
-    return Break(nearest=segment.index, shared=low, had=len(segment.ids))
+    return Break(nearest=segment.index, shared=low, had=len(mine) // 4)
 
 
 def _cut_torn_line(path: Path) -> None:

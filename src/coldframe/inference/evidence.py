@@ -69,7 +69,7 @@ def _ids(name: str, ids: Any, counted: int | None) -> list[str]:
     if not ids:
         return [f"{name} is empty"]
     # By type, since a bool is an int to isinstance, and 1.0 equals 1.
-    wrong = [one for one in ids if type(one) is not int or one < 0]
+    wrong = [one for one in ids if type(one) is not int or not 0 <= one < 1 << 32]
     if wrong:
         return [f"{name} holds {wrong[0]!r:.40}, which is no token id"]
     if counted is None:

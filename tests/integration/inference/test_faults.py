@@ -69,6 +69,7 @@ LIES = {
     "an id is a float": at(*CHOICE, "token_ids", 0, value=1.0),
     "an id is text": at(*CHOICE, "token_ids", 0, value="1"),
     "an id is negative": at("prompt_token_ids", 0, value=-1),
+    "an id is huge": at("prompt_token_ids", 0, value=1 << 32),
     "an id is null": at("prompt_token_ids", 0, value=None),
     "no log-probabilities": at(*CHOICE, "logprobs", value=None),
     "log-probabilities are a list": at(*CHOICE, "logprobs", value=[-1.0]),
