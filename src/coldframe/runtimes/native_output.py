@@ -9,9 +9,8 @@ from __future__ import annotations
 import errno
 import os
 
-from coldframe.host.descriptors import copy_all, needing_room
+from coldframe.host.descriptors import close_all
 from coldframe.host.outcome import Undertaking
-from coldframe.host.roottree import closing
 from coldframe.host.spawner import (
     ExecEnd,
     Execution,
@@ -36,6 +35,8 @@ class NativeOutput:
         self._spawner, self._execution = spawner, execution
         self._spool_bytes = spool_bytes
         self._fds: list[int] = []
+        """Of both streams, if at hand; -1: of one that is in `_inline`."""
+        self._borrowed = False
         self._inline: list[bytes | None] = [None, None]
         self._totals = [0, 0]
         self._eof = [False, False]
@@ -51,8 +52,9 @@ class NativeOutput:
     def close(self) -> None:
         """Drop what is kept. Twice is fine."""
         self._closed = True
-        while self._fds:
-            os.close(self._fds.pop())
+        fds, self._fds = self._fds, []
+        if not self._borrowed:
+            close_all(fds)
         self._inline = [b"", b""]
 
     async def read(
@@ -146,6 +148,8 @@ class NativeOutput:
     def _count_late(self) -> None:
         """What was left running may have written behind the last totals that were told."""
         for index, fd in enumerate(self._fds):
+            if fd < 0:
+                continue
             self._totals[index] = max(self._totals[index], os.fstat(fd).st_size)
 
     # --- where the bytes are ------------------------------------------------------------
@@ -194,11 +198,9 @@ class NativeOutput:
             self._inline = [stream.data or b"" for stream in streams]
             self._opened = True
             return
-        with needing_room("the output cannot be read"):
-            null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            with closing(null):
-                fds = (null if stream.spool_fd is None else stream.spool_fd for stream in streams)
-                self._fds = copy_all(fds)
+        # They stay the end's: whoever drops that drops us first.
+        self._fds = [-1 if stream.spool_fd is None else stream.spool_fd for stream in streams]
+        self._borrowed = True
         self._inline = [stream.data for stream in streams]
         self._opened = True
         self._count_late()

@@ -194,6 +194,28 @@ def test_stream_that_is_read_meanwhile_misses_no_byte(services: Services) -> Non
         assert stream.result.out.sha256 == hashlib.sha256(expected).hexdigest()
 
 
+def test_last_words_of_leftovers_are_kept_for_the_next_service(services: Services) -> None:
+    """What a command left running may write its last while nobody serves."""
+    services.start()
+    with services.client() as client:
+        sandbox = client.create_sandbox(IMAGE)
+        first, second = (
+            sandbox.start(f"(while [ ! -e {name} ]; do sleep 0.1; done; echo late) & echo early")
+            for name in ("soon", "later")
+        )
+        for command in (first, second):
+            assert command.wait().text == "early\n"
+        sandbox.start("sleep 2; touch soon").read(wait=False)
+        services.kill()
+        _until(lambda: len(_processes_of(sandbox.id)) == 3)  # pid 1, what waits, and its sleep
+
+        services.start()
+        assert first.read().data == b"early\nlate\n"
+        assert sandbox.exec("touch later").exit_code == 0
+        _until(lambda: len(_processes_of(sandbox.id)) == 1)
+        assert second.read().data == b"early\nlate\n"
+
+
 def test_input_terminals_and_shells_go_on(services: Services) -> None:
     """A command must see neither an end of its input nor a hang-up because a service died."""
     services.start()

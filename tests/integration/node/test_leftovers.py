@@ -62,6 +62,7 @@ async def test_late_output_can_be_read_after_its_writer_ended(
 ) -> None:
     """Whether anybody had read before, and whatever else left something running since."""
     sandbox = await native_node.create_sandbox(spec)
+    before = _open_files()
     asked = await _leave_and_end(native_node, sandbox.id, 40, 1 << 20)
     for _ in range(2 * LINGERING_LOOK):
         await native_node.exec(sandbox.id, ExecRequest(command="sleep 0.01 & :", spool_bytes=8192))
@@ -69,6 +70,7 @@ async def test_late_output_can_be_read_after_its_writer_ended(
     for operation_id in asked:
         chunk = await native_node.read_output(operation_id, "stdout", 0, 100)
         assert chunk.data == b"early\nlate\n"
+    assert _open_files() - before <= 2 * (len(asked) + LINGERING_LOOK)  # one for each stream
 
 
 async def test_late_output_that_is_dropped_is_refused(native_node: Node, spec: SandboxSpec) -> None:
