@@ -72,6 +72,12 @@ class _Snapshot(Collector):
             {state.value: count for state, count in self._load.states.items()},
         )
         yield _gauges(
+            "coldframe_image_sandboxes",
+            "Sandboxes that have not ended, by image.",
+            "image",
+            self._load.images,
+        )
+        yield _gauges(
             "coldframe_ledger",
             "Terms of the ledger; created = deleted + expired + failed + lost + live + leaked.",
             "term",
@@ -85,6 +91,8 @@ class _Snapshot(Collector):
         )
         running = "Commands that have not ended, those that wait included."
         yield GaugeMetricFamily("coldframe_execs_running", running, value=self._load.running)
+        spools = "What kept output counts for; of commands that run, what they may keep."
+        yield GaugeMetricFamily("coldframe_spool_bytes", spools, value=self._load.spool_bytes)
         boot = "From a create's request to a ready sandbox; its quantiles are of the latest 2,048."
         yield _summary("coldframe_boot_seconds", boot, self._meters.boot)
         run = "From a command's request to its result; its quantiles are of the latest 2,048."

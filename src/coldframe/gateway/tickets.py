@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import struct
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.protocol.errors import CapabilityError, PortUrlInvalidError
+
+log = logging.getLogger("coldframe.gateway")
 
 PREFIX = "/p/"
 _HEAD = struct.Struct(">QH")
@@ -68,10 +71,15 @@ class Tickets:
         except (ValueError, binascii.Error):
             raise invalid from None
         told, signature = raw[:-_SIGNATURE], raw[-_SIGNATURE:]
+        try:
+            expected = self._sign(told)
+        except CapabilityError as error:  # where the secret is, is not for strangers
+            log.warning("%s", error)
+            raise invalid from None
         if (
             _text(raw) != token
             or len(told) < _HEAD.size
-            or not hmac.compare_digest(signature, self._sign(told))
+            or not hmac.compare_digest(signature, expected)
         ):
             raise invalid
         expires_at, port = _HEAD.unpack_from(told)
@@ -123,12 +131,20 @@ def _kept_secret(file: Path) -> bytes:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as writer:
             writer.write(secrets.token_bytes(_SECRET))
+            writer.flush()
+            os.fsync(descriptor)  # a loss of power would else leave the name, and no secret
         try:
             os.link(draft, file)
         except FileExistsError:
             pass
         finally:
             draft.unlink()
-        return file.read_bytes()
+        secret = file.read_bytes()
     except OSError as error:
         raise CapabilityError(f"{file} cannot be kept: {error}") from error
+    if len(secret) != _SECRET:
+        raise CapabilityError(
+            f"{file} has {len(secret)} bytes instead of {_SECRET}: what it signs could be guessed; "
+            "remove it, which ends the URLs of ports that were given out"
+        )
+    return secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections import Counter, OrderedDict
@@ -68,6 +69,8 @@ class Load:
 
     states: Mapping[SandboxState, int]
     """Sandboxes that have not ended."""
+    images: Mapping[str, int]
+    """The same, by the image that they were asked for with."""
     counts: Mapping[str, int]
     """As in the ledger: created, deleted, expired, failed, lost."""
     running: int
@@ -76,6 +79,8 @@ class Load:
     """Depth of each queue: creates, destroys, commands."""
     full: str | None
     """Why no sandbox could be made now; None: nothing is in the way."""
+    spool_bytes: int
+    """What the kept output of commands counts for, while they run as much as they may keep."""
 
 
 class _Ids(Sequence[str]):
@@ -191,7 +196,11 @@ class Sandboxes:
         }
         full = self._full()
         reason = None if full is None else str(full)
-        return Load(states, dict(self._counts), self._execs.running, waiting, reason)
+        images = Counter(sandbox.spec.image for sandbox in self._live.values())
+        known = itertools.chain(self._live.values(), self._ended.values())
+        spools = sum(sandbox.spool_bytes for sandbox in known)
+        running = self._execs.running
+        return Load(states, images, dict(self._counts), running, waiting, reason, spools)
 
     def _full(self) -> CapacityError | None:
         if len(self._live) >= self._settings.max_sandboxes:

@@ -235,17 +235,22 @@ def test_metrics_have_states_queues_latencies_and_the_ledger(
     caller: httpx.Client, served: Sandbox
 ) -> None:
     """What pages somebody at night must be there by its name."""
-    served.exec("true")
+    served.exec("echo kept")
+    process = served.start("sleep 60")
 
     lines = caller.get("/metrics").text.splitlines()
 
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(values['coldframe_sandboxes{state="ready"}']) >= 1
+    assert float(values['coldframe_image_sandboxes{image="any"}']) >= 1
+    assert float(values["coldframe_spool_bytes"]) > 0
     assert float(values['coldframe_ledger{term="leaked"}']) == 0
     assert float(values['coldframe_exec_seconds{quantile="0.99"}']) > 0
     assert float(values['coldframe_boot_seconds{quantile="0.5"}']) > 0
     assert values['coldframe_queue_depth{queue="commands"}'] == "0.0"
     assert float(values['coldframe_answers_total{status="201"}']) >= 1
+    process.signal(9)
+    process.wait()
 
 
 def test_client_of_another_protocol_is_refused(caller: httpx.Client) -> None:

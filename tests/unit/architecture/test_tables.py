@@ -75,7 +75,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there() -> None:
     meters.count(200)
     meters.boot.add(0.1)
     meters.exec.add(0.1)
-    load = Load(dict.fromkeys(SandboxState, 1), {}, 0, {"creates": 0}, None)
+    load = Load(dict.fromkeys(SandboxState, 1), {"any": 1}, {}, 0, {"creates": 0}, None, 0)
     ledger = Ledger(created=0, deleted=0, expired=0, failed=0, lost=0, live=0, leaked=0)
     text = meters.render(load, ledger).decode()
 
