@@ -130,6 +130,9 @@ class Attempt:
         self.tokens = 0
         self.calls = 0
         self.in_flight = 0
+        self.breaks = 0
+        self.flawed: list[str] = []
+        """Calls that gave less than was asked for, each with what was wrong."""
         self.arguments: dict[str, str] = {}
         """Of tool calls by id, as the model wrote them: a dialect may show them parsed."""
 
@@ -215,6 +218,9 @@ class Attempt:
         self.journal.write(call)
         self.calls += 1
         self.tokens += call.completion_tokens or 0
+        self.breaks += call.broke is not None
+        if call.flaws:
+            self.flawed.append(f"{call.call_id}: {'; '.join(call.flaws)}")
         if place is not None:
             place.segment.pending[call.call_id] = _whole(place.segment, call)
 
@@ -250,6 +256,20 @@ class Attempt:
                 self.arguments[call["id"]] = call["function"]["arguments"]
         while len(self.arguments) > MAX_KNOWN_ARGUMENTS:
             del self.arguments[next(iter(self.arguments))]
+
+    def doubts(self) -> list[str]:
+        """Return, for people, why this attempt may not be trained on as one conversation."""
+        found = []
+        if self.line.capture is not Level.TOKENS:
+            found.append(f"captured as {self.line.capture.value}: cannot be trained on")
+        if self.flawed:
+            count = len(self.flawed)
+            found.append(
+                f"{count} calls without their tokens: cannot be trained on; {self.flawed[0]}"
+            )
+        if self.breaks:
+            found.append(f"{self.breaks} breaks: prompts that did not go on where an answer ended")
+        return found
 
     def end(self) -> None:
         """Write the last line."""

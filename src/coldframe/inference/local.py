@@ -33,8 +33,8 @@ class LocalCapture:
     def begin_step(self, attempt_id: str, name: str) -> None:
         self.proxy.begin_step(attempt_id, name)
 
-    def end(self, attempt_id: str) -> None:
-        self.proxy.end(attempt_id)
+    def end(self, attempt_id: str) -> list[str]:
+        return self.proxy.end(attempt_id)
 
 
 @contextlib.asynccontextmanager

@@ -148,11 +148,12 @@ class Proxy:
         """Tell that what comes is of another step of the task: a conversation of its own."""
         self.by_name(attempt_id).step = name
 
-    def end(self, attempt_id: str) -> None:
-        """Take the key back, and close the journal."""
+    def end(self, attempt_id: str) -> list[str]:
+        """Take the key back, close the journal, and return what stands against training on it."""
         attempt = self.by_name(attempt_id)
         del self._by_name[attempt_id], self._by_key[attempt.line.key_sha256]
         attempt.end()
+        return attempt.doubts()
 
     # --- the policy ----------------------------------------------------------------------
 

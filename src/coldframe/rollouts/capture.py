@@ -29,5 +29,9 @@ class ModelCapture(Protocol):
     def begin_step(self, attempt_id: str, name: str) -> None:
         """Tell that what comes is of another step of the task."""
 
-    def end(self, attempt_id: str) -> None:
-        """End it: from now on its harness gets no answer."""
+    def end(self, attempt_id: str) -> list[str]:
+        """End it: from now on its harness gets no answer.
+
+        Returns:
+            What stands against training on it, as warnings.
+        """

@@ -313,11 +313,15 @@ class Batch:
             artifacts=self.directory.artifacts(key),
             on_step=on_step,
         )
+        doubts: list[str] = []
         try:
             trajectory = await attempt.run()
         finally:
             if capture is not None and on_step is not None:
-                capture.end(str(key))
+                doubts = capture.end(str(key))
+        if doubts:
+            warnings = (*trajectory.warnings, *doubts)
+            trajectory = trajectory.model_copy(update={"warnings": warnings})
         failure = trajectory.failure
         if failure is not None and failure.phase == Phase.IMAGE and not failure.retryable:
             # Nothing was begun, and every sample would end so: it is the task that is refused.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.root
 
 SOLVE = json.dumps({"command": "echo hello; touch /done"}, separators=(", ", " : "))
 DIGEST = "c" * 64
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "tasks"
 
 
 def solve(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -127,9 +130,40 @@ async def test_rollout_with_an_engine_that_lies_or_dies_is_refused_by_name(
         )
     with pytest.raises(ContractError) as refused:
         rollouts(directory)
+    (trajectory,) = directory.results().values()
+    told = [one for one in trajectory.warnings if "cannot be trained on" in one]
+    assert len(told) == (fault == "lie")
 
     expected = {"lie": "capture_has_tokens", "dead": "trial_has_no_exception"}
     assert refused.value.rule == expected[fault]
+
+
+async def test_command_captures_a_shipped_task(tmp_path: Path, debian_image: object) -> None:
+    """From the command line to a rollout, and nothing of the proxy is left behind."""
+    name = "recover-binary-log"
+    solution = (EXAMPLES / name / "solution" / "solve.sh").read_text()
+    text = f"cat > /tmp/solve.sh <<'END-OF-SCRIPT'\n{solution}\nEND-OF-SCRIPT\nsh /tmp/solve.sh"
+
+    def script(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        begun = any(one["role"] == "assistant" for one in messages)
+        return say("hello") if begun else call(json.dumps({"command": text}), call_id="call-0")
+
+    async with StandInEngine(script) as engine:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "coldframe.cli.main", "rollout", "run", str(EXAMPLES / name),
+            "--harness", "react", "--model", "stand-in", "--base-url", engine.base_url,
+            "--capture", "tokens", "--temperature", "1",
+            "--policy-version", DIGEST, "--tokenizer", "bytes@1",
+            "--renderer", "tags@1", "--out", str(tmp_path / "out"),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    (rollout,) = rollouts(RunDirectory(tmp_path / "out"))
+
+    assert rollout.reward == 1.0
+    assert rollout.completion_token_ids == tuple(one.completion for one in engine.log)
+    assert rollout.old_logprobs == tuple(one.logprobs for one in engine.log)
 
 
 async def test_steps_of_a_task_are_captured_apart(
