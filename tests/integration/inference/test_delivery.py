@@ -333,3 +333,17 @@ async def test_calls_at_once_are_all_recorded_exactly(make_bench: MakeBench) -> 
                 found.add((turn.prompt_token_ids, *columns))
         assert found == logged
         assert len(found) == 48
+
+
+async def test_journal_that_is_full_ends_the_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A harness in a loop must not fill the disk, and what it did is not cut in silence."""
+    monkeypatch.setattr("coldframe.inference.attempts.MAX_JOURNAL_BYTES", 1000)
+    async with bench.client(bench.mint()) as client:
+        await client.post(CHAT, json=ASK)
+        answer = await client.post(CHAT, json=ASK)
+
+    assert "bytes of records" in answer.json()["choices"][0]["message"]["content"]
+    captured = bench.calls()
+    assert (len(captured.turns), [one.kind for one in captured.events]) == (1, ["budget"])

@@ -138,6 +138,7 @@ def _tool_use(call: Json) -> Json:
 def _shown(arguments: str) -> Json:
     try:
         value = json.loads(arguments)
+        json.dumps(value, allow_nan=False)  # 1e400 is JSON, and what it becomes is none
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {_UNPARSED: arguments}
