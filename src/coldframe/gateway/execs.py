@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable
@@ -108,7 +109,10 @@ def _running(tenant: Tenant, operation_id: str | None) -> Response:
 async def wait(request: Request, operation_id: OperationId, wait_s: WaitSeconds = 0.0) -> Response:
     """Return how a command ended, waiting for at most `wait_s`."""
     tenant = enter(request, Scope.READ)
-    inner = tenant.operation(operation_id)
+    return await _ended(request, tenant, tenant.operation(operation_id), wait_s)
+
+
+async def _ended(request: Request, tenant: Tenant, inner: str, wait_s: float) -> Response:
     result = await tenant.node.poll_exec(inner)
     if result is None and wait_s > 0:
         try:
@@ -119,6 +123,25 @@ async def wait(request: Request, operation_id: OperationId, wait_s: WaitSeconds 
     if result is None:
         return _running(tenant, inner)
     return json_answer(tenant.result(result))
+
+
+@router.post("/execs/{operation_id}/cancel", response_model=None, responses=_ANSWERS)
+async def cancel(
+    request: Request, operation_id: OperationId, wait_s: WaitSeconds = DEFAULT_WAIT_S
+) -> Response:
+    """Kill a command and all that it started; answer how it ended, at most `wait_s` after that.
+
+    One that still waits for its turn is killed once it runs; 202: not yet, ask again. One that has
+    ended keeps its result, and loses what it left running: twice is fine.
+    """
+    tenant = enter(request, Scope.EXEC)
+    inner = tenant.operation(operation_id)
+    try:
+        async with asyncio.timeout(_START_S):
+            await tenant.node.cancel_exec(inner)
+    except TimeoutError:
+        return _running(tenant, inner)
+    return await _ended(request, tenant, inner, wait_s)
 
 
 @router.get(

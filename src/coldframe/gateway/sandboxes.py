@@ -158,6 +158,13 @@ async def set_network(
     return json_answer(tenant.outward(info))
 
 
+@router.get("/{sandbox_id}/network", response_model=NetworkPolicy)
+async def network(request: Request, sandbox_id: str) -> Response:
+    """Return the network policy that is in force, without its secrets."""
+    tenant = enter(request, Scope.READ)
+    return json_answer((await tenant.get(sandbox_id)).spec.network)
+
+
 @router.get("/{sandbox_id}/egress", response_model=EgressEvents)
 async def egress(
     request: Request,

@@ -1,4 +1,4 @@
-"""The trace that a request belongs to: set for all that is done for it, told in the log.
+"""The trace that a request belongs to: set for all that is done for it, told in log and answer.
 
 Where OpenTelemetry is configured (`opentelemetry-instrument coldframe serve`, extra `otel`), each
 request is a span of that trace, too.
@@ -15,6 +15,7 @@ from coldframe.gateway.routes import Routes
 from coldframe.protocol import tracing
 
 _HEADER = tracing.HEADER.encode()
+_HEADS = frozenset({"http.response.start", "websocket.accept"})
 
 
 def traced(app: ASGIApp, routes: Routes) -> ASGIApp:
@@ -34,7 +35,7 @@ class Traced:
         given = _given(scope)
         # The task is this request's alone; so is its context.
         tracing.enter(None if given is None else tracing.read(given))
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _telling(send))
 
 
 class Spans:
@@ -58,13 +59,32 @@ class Spans:
         with self._tracer.start_as_current_span(
             f"{method} {route}", parent, SpanKind.SERVER, told
         ) as span:
+            telling = _telling(send)
 
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     span.set_attribute("http.response.status_code", message["status"])
-                await send(message)
+                await telling(message)
 
             await self._app(scope, receive, noted)
+
+
+def _telling(send: Send) -> Send:
+    """Return a `send` that names the trace of this moment in the answer's head."""
+    # Now: an answer may be sent by whoever has it first, in a context that is another request's.
+    trace = tracing.traceparent()
+    if trace is None:
+        return send
+
+    async def told(message: Message) -> None:
+        if message["type"] in _HEADS:
+            headers = [*message.get("headers", ())]
+            if all(name != _HEADER for name, _ in headers):  # else the request's span has said it
+                headers.append((_HEADER, trace.encode()))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return told
 
 
 def _given(scope: Scope) -> str | None:

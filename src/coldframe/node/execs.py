@@ -274,6 +274,13 @@ class Execs:
         running = await self._reach(operation_id)
         return 0 if running is None else await running.signal(signum, scope)
 
+    async def cancel(self, operation_id: str) -> None:
+        """See `Node.cancel_exec`."""
+        operation = self._operations.get(operation_id)
+        await self.until_started(operation)
+        if operation.sandbox.refusal() is None:  # else all of it ends with the sandbox
+            await operation.sandbox.require_ready().kill_processes(operation_id)
+
     async def resize(self, operation_id: str, rows: int, cols: int) -> None:
         """See `Node.resize`."""
         if self._operations.get(operation_id).request.pty is None:

@@ -455,6 +455,16 @@ class Node:
         self._require_open()
         return await self._execs.signal(operation_id, signum, scope)
 
+    async def cancel_exec(self, operation_id: str) -> None:
+        """Kill a command once it runs, and all that it started; twice, or after its end, is fine.
+
+        Raises:
+            OperationNotFoundError, OperationExpiredError: see `Operations`.
+            NotExecutedError and its kin: it was never started.
+        """
+        self._require_open()
+        await self._execs.cancel(operation_id)
+
     async def resize(self, operation_id: str, rows: int, cols: int) -> None:
         """Set the size of a command's terminal."""
         self._require_open()

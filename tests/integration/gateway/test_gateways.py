@@ -297,6 +297,28 @@ def test_everything_streams_through_a_gateway(pair: Pair) -> None:
                 connect(uri.rpartition("/v1/")[0] + f"/v1/{path}", additional_headers=refused)
 
 
+def test_policies_cancelling_and_traces_pass_a_gateway(pair: Pair) -> None:
+    """What is asked of a gateway is asked of its node, and nobody else's is reached."""
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with (
+        pair.clients(pair.key("ada")) as (one, _),
+        one.create_sandbox(IMAGE) as sandbox,
+        http(pair.gateways[1].tcp, pair.key("ada")) as ada,
+        http(pair.gateways[1].tcp, pair.key("bob")) as bob,
+    ):
+        policy = f"/v1/sandboxes/{sandbox.id}/network"
+        assert ada.get(policy).json() == sandbox.info.spec.network.model_dump(mode="json")
+        assert bob.get(policy).status_code == 404
+        sandbox.start("setsid sleep 300 & sleep 300", operation_id="long")
+        assert bob.post("/v1/execs/long/cancel").status_code == 404
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        ends = [ada.post("/v1/execs/long/cancel", headers=headers) for _ in range(2)]
+        assert [end.json()["reason"] for end in ends] == ["signal", "signal"]
+        assert sandbox.processes() == ()
+        told = ends[0].headers.get_list("traceparent")
+        assert [one.split("-")[1] for one in told] == [trace]
+
+
 def test_client_that_leaves_a_gateway_leaves_nothing_at_the_node(pair: Pair) -> None:
     """Who goes away in the middle of a create, or of a stream, holds nothing up."""
     key = pair.key("ada")

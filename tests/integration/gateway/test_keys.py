@@ -128,6 +128,9 @@ def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKe
                 reader.ledger()
         key = make_key("eve", "read")
         sandbox.exec("true", operation_id="eves")
+        with http(keyed_service.tcp, key) as looking:
+            assert looking.get(f"/v1/sandboxes/{sandbox.id}/network").status_code == 200
+            assert looking.post("/v1/execs/eves/cancel").status_code == 403
         for path in ("execs/eves/attach", f"sandboxes/{sandbox.id}/ports/1/websocket"):
             for headers in ({"Authorization": f"Bearer {key}"}, {}):
                 uri = f"{keyed_service.tcp.replace('http', 'ws')}/v1/{path}"
@@ -162,6 +165,10 @@ def test_owners_neither_see_nor_guess_nor_block_each_other(
             with pytest.raises(SandboxNotFoundError):
                 refused()
         assert bob.list_sandboxes() == bob.list_sandboxes({"owner": "ada"}) == ()
+
+        with http(keyed_service.tcp, make_key("bob")) as caller:
+            assert caller.get(f"/v1/sandboxes/{hers.id}/network").status_code == 404
+            assert caller.post("/v1/execs/run-7/cancel").status_code == 404
 
         his = bob.create_sandbox("any", name="solver", operation_id="create-7")
         assert his.id != hers.id

@@ -47,6 +47,9 @@ async def test_request_is_a_span_of_its_callers_trace(tmp_path: Path) -> None:
     assert look.attributes is not None
     assert create.attributes["http.response.status_code"] == 201
     assert look.attributes["coldframe.sandbox_id"] == "sb-none"
+    # What is answered names the span of the answer, once.
+    span = f"{create.context.span_id:016x}"
+    assert made.headers["traceparent"] == f"00-{trace_id}-{span}-01"
 
 
 def test_own_trace_goes_before_that_of_the_surroundings() -> None:

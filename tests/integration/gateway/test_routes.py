@@ -1,0 +1,63 @@
+"""What the routes say that only plain callers use: policies, cancelling, traces, resources."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from coldframe import Sandbox
+from coldframe.protocol import tracing
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def test_policy_in_force_is_read_where_it_is_put(caller: httpx.Client) -> None:
+    """Who audits a sandbox asks what it may reach now, not what it was made with."""
+    made = caller.post("/v1/sandboxes", json={"image": "any"}).json()
+    url = f"/v1/sandboxes/{made['id']}/network"
+
+    assert caller.get(url).json() == made["spec"]["network"]
+    assert caller.put(url, json={"max_bytes": 5}).status_code == 200
+    assert caller.get(url).json() == {**made["spec"]["network"], "max_bytes": 5}
+    assert caller.get("/v1/sandboxes/sb-none/network").status_code == 404
+
+
+def test_cancelled_command_ends_with_all_that_it_started(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """An agent's daemon must not outlive the command that nobody wants any more."""
+    url = f"/v1/sandboxes/{served.id}/execs?wait_s=0"
+    words = "setsid sleep 300 & sleep 300"
+    assert caller.post(url, json={"command": words, "operation_id": "can"}).status_code == 202
+
+    ends = [caller.post("/v1/execs/can/cancel") for _ in range(2)]
+
+    assert [end.status_code for end in ends] == [200, 200]
+    assert ends[0].json() == ends[1].json() == caller.get("/v1/execs/can").json()
+    assert (ends[0].json()["reason"], ends[0].json()["signal"]) == ("signal", 9)
+    assert served.processes() == ()
+    assert caller.post("/v1/execs/none-such/cancel").status_code == 404
+
+
+def test_cancelling_an_ended_command_ends_what_it_left_running(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """Its result stays as it was."""
+    words = "setsid sleep 300 >/dev/null 2>&1 & echo done"
+    before = served.exec(words, operation_id="left")
+    assert len(served.processes()) == 1
+
+    after = caller.post("/v1/execs/left/cancel").json()
+
+    assert (after["reason"], after["ended_at"]) == ("exit", before.ended_at)
+    assert served.processes() == ()
+
+
+@pytest.mark.parametrize("path", ["/v1/capabilities", "/v1/sandboxes/sb-none", "/v1/nonsense"])
+def test_answer_names_the_trace_that_it_belongs_to(caller: httpx.Client, path: str) -> None:
+    """Whoever has only the answer finds the log lines of it, of refusals too."""
+    told = caller.get(path, headers={"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
+    assert tracing.read(told.headers["traceparent"]) == TRACE
+
+    for none in ({}, {"traceparent": "nonsense"}):
+        assert "traceparent" not in caller.get(path, headers=none).headers
