@@ -27,7 +27,7 @@ class _Behalf(BaseModel):
 
 
 def told(identity: Identity, quota: Quota | None) -> str:
-    """Return what the header says for a caller; `quota` is needed for creates only."""
+    """Return what the header says for a caller; `quota`: see `Tenant.quota`."""
     behalf = _Behalf(owner=identity.owner, scopes=identity.scopes, name=identity.name, quota=quota)
     return behalf.model_dump_json()
 

@@ -28,7 +28,8 @@ from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol import tracing
 from coldframe.protocol.errors import ColdframeError, ServiceUnreachableError
 
-_CREATES = "/v1/sandboxes"
+_BY_QUOTA = frozenset({"/v1/sandboxes", "/v1/resources"})
+"""Paths whose answers depend on what the owner may have."""
 _FRAME_BYTES = 16 << 20
 _OPEN_S = 10.0
 _OURS = frozenset(
@@ -116,7 +117,7 @@ class Relay:
         # Without it the other service would take this for a request of its administrator.
         identity: Identity = scope.get("state", {}).get("identity", _NOBODY)
         quota = None
-        if identity.owner is not None and scope["path"] == _CREATES:
+        if identity.owner is not None and scope["path"] in _BY_QUOTA:
             quota = await self._quotas.quota(identity.owner)
         passed.append((HEADER.decode(), told(identity, quota)))
         return passed

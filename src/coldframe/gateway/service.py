@@ -16,6 +16,7 @@ from coldframe.gateway.meters import CONTENT_TYPE
 from coldframe.gateway.models import Health, Versions
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.models import Capabilities, Ledger
+from coldframe.protocol.resources import Resources
 
 router = APIRouter(tags=["service"])
 
@@ -31,6 +32,12 @@ async def versions(request: Request) -> Response:
 async def capabilities(request: Request) -> Response:
     """Return what the runtime has probed on its machine."""
     return json_answer(enter(request, Scope.READ).node.capabilities())
+
+
+@router.get("/v1/resources", response_model=Resources)
+async def resources(request: Request) -> Response:
+    """Return what the caller's sandboxes are limited to, and its quota; the node's for admins."""
+    return json_answer(await enter(request, Scope.READ).resources())
 
 
 @router.get("/v1/ledger", response_model=Ledger)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from coldframe.gateway.identity import Identity
+from coldframe.gateway.identity import Identity, Scope
 from coldframe.node.node import Node
-from coldframe.node.quotas import OWNER_LABEL
+from coldframe.node.quotas import OWNER_LABEL, in_use
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
@@ -26,6 +26,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
     Stream,
 )
+from coldframe.protocol.resources import Resources
 
 _LONGEST_NAME = 63
 
@@ -77,11 +78,12 @@ class Tenant:
         """Make a sandbox of the caller's within its quota."""
         inner = None if operation_id is None else self.operation(operation_id)
         info = await self.node.create_sandbox(
-            self._inward(spec), operation_id=inner, quota=await self._quota()
+            self._inward(spec), operation_id=inner, quota=await self.quota()
         )
         return self.outward(info)
 
-    async def _quota(self) -> Quota | None:
+    async def quota(self) -> Quota | None:
+        """Return what the caller's owner may have at once; None: it has no owner."""
         owner = self.identity.owner
         if owner is None:
             return None
@@ -120,6 +122,15 @@ class Tenant:
         if owner is not None and labels.get(OWNER_LABEL, owner) != owner:
             return ()
         return tuple(self.outward(info) for info in await self.node.list(wanted))
+
+    async def resources(self) -> Resources:
+        """Return what the caller has; with the scope `admin` also what the node has."""
+        owner = self.identity.owner
+        return Resources(
+            in_use=in_use(self.node.specs({} if owner is None else {OWNER_LABEL: owner})),
+            quota=await self.quota(),
+            node=await self.node.resources() if Scope.ADMIN in self.identity.scopes else None,
+        )
 
     async def events(self, cursor: str | None, limit: int, wait: bool) -> EventPage:
         """See `Node.events`; of the caller's own only."""

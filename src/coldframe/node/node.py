@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from coldframe.host import forks, gc
 from coldframe.images.base import BuildStep, Image, StepResult
-from coldframe.node import fingerprints
+from coldframe.node import fingerprints, machine
 from coldframe.node.assembly import ImageResolver, assemble
 from coldframe.node.build import SandboxSteps
 from coldframe.node.execs import Execs
@@ -29,7 +29,7 @@ from coldframe.node.home import NodeHome
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
-from coldframe.node.quotas import OWNER_LABEL, require_room
+from coldframe.node.quotas import OWNER_LABEL, in_use, require_room
 from coldframe.node.sandboxes import CloseReport, Load, Sandboxes
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
@@ -61,6 +61,7 @@ from coldframe.protocol.models import (
     Stream,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.resources import Amounts, NodeResources
 from coldframe.runtimes.base import FileAccess, Found, NothingFoundError, Outlives, Runtime
 
 if TYPE_CHECKING:
@@ -576,6 +577,29 @@ class Node:
         """How much there is of what, at this moment."""
         self._require_open()
         return self._sandboxes.load()
+
+    async def resources(self) -> NodeResources:
+        """What there is of everything, what sandboxes are limited to, and what is free."""
+        load = self.load()
+        found = await asyncio.to_thread(machine.measure, self.settings.home)
+        used, most = in_use(self.specs({})), self.settings.max_sandboxes
+        return NodeResources(
+            capacity=Amounts(
+                sandboxes=most,
+                cpu=found.cpu.whole,
+                memory_bytes=int(found.memory.whole),
+                disk_bytes=int(found.disk.whole),
+            ),
+            in_use=used,
+            free=Amounts(
+                sandboxes=max(0, most - used.sandboxes),
+                cpu=found.cpu.free,
+                memory_bytes=int(found.memory.free),
+                disk_bytes=int(found.disk.free),
+            ),
+            running=load.running,
+            waiting=load.waiting,
+        )
 
     async def ledger(self) -> Ledger:
         """Count every sandbox there ever was, and compare the kernel with those that live."""

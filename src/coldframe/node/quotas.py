@@ -10,12 +10,24 @@ from collections.abc import Iterable
 
 from coldframe.protocol.errors import InvalidRequestError, QuotaError
 from coldframe.protocol.models import Quota, SandboxSpec
+from coldframe.protocol.resources import Amounts
 
 OWNER_LABEL = "owner"
 """The label that says whose a sandbox is."""
 
 _ROUNDING = 1e-9
 """Ten times a tenth of a processor is one."""
+
+
+def in_use(live: Iterable[SandboxSpec]) -> Amounts:
+    """Return what sandboxes are limited to, together; a disk without a limit counts nothing."""
+    specs = list(live)
+    return Amounts(
+        sandboxes=len(specs),
+        cpu=sum(one.cpu for one in specs),
+        memory_bytes=sum(one.memory_bytes for one in specs),
+        disk_bytes=sum(one.disk_bytes or 0 for one in specs),
+    )
 
 
 def require_room(quota: Quota, owner: str, spec: SandboxSpec, live: Iterable[SandboxSpec]) -> None:
@@ -27,14 +39,7 @@ def require_room(quota: Quota, owner: str, spec: SandboxSpec, live: Iterable[San
     """
     if quota.disk_bytes is not None and spec.disk_bytes is None:
         raise InvalidRequestError(f"owner {owner!r} has a quota of disk: say disk_bytes")
-    specs = [*live, spec]
-    used: dict[str, float] = {
-        "sandboxes": len(specs),
-        "cpu": sum(one.cpu for one in specs),
-        "memory_bytes": sum(one.memory_bytes for one in specs),
-        "disk_bytes": sum(one.disk_bytes or 0 for one in specs),
-    }
-    for name, amount in used.items():
+    for name, amount in in_use([*live, spec]):
         allowed = getattr(quota, name)
         if allowed is not None and amount > allowed + _ROUNDING:
             raise QuotaError(

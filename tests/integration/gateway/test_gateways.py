@@ -152,6 +152,12 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
         over = caller.post("/v1/sandboxes", json={"image": IMAGE})
     assert (over.status_code, over.json()["code"]) == (429, "quota_exceeded")
     assert over.headers["retry-after"] == "1"
+    with http(pair.gateways[1].tcp, key) as caller:
+        mine = caller.get("/v1/resources").json()
+    assert (mine["in_use"]["sandboxes"], mine["quota"]["sandboxes"], mine["node"]) == (7, 7, None)
+    with http(pair.gateways[0].tcp, pair.key("root", "admin", "read")) as caller:
+        whole = caller.get("/v1/resources").json()["node"]
+    assert whole["in_use"]["sandboxes"] >= 7
     assert len(await clients[0].list_sandboxes()) == 7
     await asyncio.gather(*(clients[n % 2].delete_sandbox(one) for n, one in enumerate(made)))
 

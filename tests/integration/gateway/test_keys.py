@@ -207,6 +207,11 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
             answer = caller.post("/v1/sandboxes", json={"image": "any"})
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
         assert answer.headers["retry-after"] == "1"
+        with http(keyed_service.tcp, key) as caller:
+            mine = caller.get("/v1/resources").json()
+        assert (mine["in_use"]["sandboxes"], mine["in_use"]["cpu"]) == (2, 2.0)
+        assert (mine["quota"]["sandboxes"], mine["quota"]["cpu"]) == (2, 3.0)
+        assert mine["node"] is None  # what all others have is not this owner's to know
         first.delete()
         tim.create_sandbox("any", cpu=0.5)
         assert _command(keyed_service.home, "key", "quota", "tim", "--free").returncode == 0

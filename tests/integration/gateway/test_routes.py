@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 import pytest
 
@@ -61,3 +63,35 @@ def test_answer_names_the_trace_that_it_belongs_to(caller: httpx.Client, path: s
 
     for none in ({}, {"traceparent": "nonsense"}):
         assert "traceparent" not in caller.get(path, headers=none).headers
+
+
+def test_resources_are_the_machines_and_grow_with_sandboxes(caller: httpx.Client) -> None:
+    """Whoever places sandboxes must know what is left, and what was promised already."""
+    before = caller.get("/v1/resources").json()
+    spec = {"image": "any", "cpu": 0.5, "memory_bytes": 64 << 20}
+    made = caller.post("/v1/sandboxes", json=spec).json()
+    command = {"command": "sleep 300", "operation_id": "busy"}
+    assert caller.post(f"/v1/sandboxes/{made['id']}/execs?wait_s=0", json=command).is_success
+
+    after = caller.get("/v1/resources").json()
+
+    used = before["in_use"]
+    assert after["in_use"] == {
+        "sandboxes": used["sandboxes"] + 1,
+        "cpu": used["cpu"] + 0.5,
+        "memory_bytes": used["memory_bytes"] + (64 << 20),
+        "disk_bytes": used["disk_bytes"],
+    }
+    node = after["node"]
+    assert (node["in_use"], after["quota"]) == (after["in_use"], None)
+    assert node["running"] == before["node"]["running"] + 1
+    assert node["free"]["sandboxes"] == before["node"]["free"]["sandboxes"] - 1
+    assert node["capacity"]["cpu"] == len(os.sched_getaffinity(0))
+    assert node["capacity"]["memory_bytes"] == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), rel=0.05
+    )
+    for name, whole in node["capacity"].items():
+        assert 0 <= node["free"][name] <= whole
+    assert set(node["waiting"]) == {"creates", "destroys", "commands"}
+    caller.delete(f"/v1/sandboxes/{made['id']}")
+    assert caller.get("/v1/resources").json()["in_use"] == used

@@ -99,11 +99,12 @@ async def test_request_is_passed_on_byte_by_byte_and_in_its_callers_name() -> No
     assert behalf == {"owner": "ada", "scopes": ["create"], "name": "k1", "quota": None}
 
 
-async def test_quota_goes_along_with_creates_only() -> None:
+@pytest.mark.parametrize(("method", "path"), [("POST", "sandboxes"), ("GET", "resources")])
+async def test_quota_goes_along_with_what_depends_on_it(method: str, path: str) -> None:
     """It is looked up for what it is needed for."""
     upstream = FakeUpstream(b"")
     async with _caller(upstream, ADA) as caller:
-        await caller.post("/v1/sandboxes", json={})
+        await caller.request(method, f"/v1/{path}", json={})
     assert json.loads(upstream.headers["coldframe-on-behalf"])["quota"]["sandboxes"] == 3
 
 
