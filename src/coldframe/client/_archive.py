@@ -17,13 +17,13 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from coldframe.client._content import PIECE_BYTES
 from coldframe.protocol.errors import (
     FileError,
     FileTooLargeError,
     PathExistsError,
     PathRefusedError,
 )
+from coldframe.protocol.pieces import PIECE_BYTES
 
 MAX_MEMBERS = 1_000_000
 _BUFFER = 256 << 10

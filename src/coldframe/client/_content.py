@@ -7,9 +7,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.pieces import PIECE_BYTES, pieces_of
 from coldframe.protocol.text import encoded
-
-PIECE_BYTES = 1 << 20
 
 
 class Readable(Protocol):
@@ -68,17 +67,6 @@ def sync_pieces(content: object) -> Iterator[bytes]:
         raise InvalidRequestError(
             f"content: cannot write a {type(content).__name__}: not bytes or text"
         )
-
-
-async def pieces_of(data: bytes) -> AsyncIterator[bytes]:
-    """Yield bytes in pieces of at most 1 MiB."""
-    if len(data) <= PIECE_BYTES:
-        if data:
-            yield data
-        return
-    view = memoryview(data)
-    for start in range(0, len(view), PIECE_BYTES):
-        yield bytes(view[start : start + PIECE_BYTES])
 
 
 async def async_pieces(content: object) -> AsyncIterator[bytes]:

@@ -22,6 +22,7 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
+from coldframe.protocol.patching import Patched, apply_patch
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,6 +40,16 @@ class SandboxCore:
 
     async def files(self) -> FileAccess:
         return (await self._client.link()).files(self.id)
+
+    async def apply_patch(
+        self,
+        patch: str | bytes,
+        base_sha256: Mapping[str, str] | None,
+        *,
+        root: str,
+        strip: int,
+    ) -> Patched:
+        return await apply_patch(await self.files(), patch, base_sha256, root=root, strip=strip)
 
     async def info(self) -> SandboxInfo:
         return await self._client.get(self.id)

@@ -18,10 +18,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from importlib import import_module
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from coldframe.client._content import Content, pieces_of, sync_pieces, whole_bytes
+from coldframe.client._content import Content, sync_pieces, whole_bytes
 from coldframe.client._relay import relay
-from coldframe.client._runner import AsyncConnection, close_source, closed_message
+from coldframe.client._runner import AsyncConnection, closed_message
 from coldframe.protocol.errors import ClientClosedError, InvalidRequestError
+from coldframe.protocol.pieces import close_source, pieces_of
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from coldframe.client._content import AsyncContent, async_pieces
 from coldframe.protocol.errors import ClientClosedError
+from coldframe.protocol.pieces import close_source
 
 T = TypeVar("T")
 
@@ -69,13 +70,6 @@ class AsyncRunner:
 
 async def _next(source: AsyncIterator[T]) -> T:
     return await anext(source)
-
-
-async def close_source(source: AsyncIterator[Any]) -> None:
-    """Close an asynchronous generator; other iterators have nothing to close."""
-    aclose = getattr(source, "aclose", None)
-    if aclose is not None:
-        await aclose()
 
 
 def closed_message(pid: int) -> str:

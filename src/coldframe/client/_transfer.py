@@ -13,9 +13,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from coldframe.client import _archive as archive
 from coldframe.client._content import async_pieces
-from coldframe.client._runner import close_source
 from coldframe.protocol.errors import FileTooLargeError, PathNotFoundError
 from coldframe.protocol.models import FileEntry, FileStat
+from coldframe.protocol.pieces import close_source
 
 if TYPE_CHECKING:
     from coldframe.client._inside import SandboxCore

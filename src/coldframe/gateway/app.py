@@ -18,6 +18,7 @@ from coldframe.gateway import (
     failures,
     files,
     images,
+    patches,
     ports,
     presence,
     sandboxes,
@@ -44,7 +45,7 @@ from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.protocol.wire import VERSION_HEADER
 
-_PARTS = (sandboxes, execs, streams, files, ports, images, events, presence, service)
+_PARTS = (sandboxes, execs, streams, files, patches, ports, images, events, presence, service)
 _BODIES = (
     SandboxSpec,
     ExecRequest,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from coldframe.gateway.context import enter
 from coldframe.gateway.identity import Scope
@@ -94,9 +95,9 @@ def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     status = status_of(error)
     later = retry_after(status)
     headers = None if later is None else {"retry-after": later}
-    return JSONResponse(
-        error_body(error, **more_of(error), **more), status_code=status, headers=headers
-    )
+    # In ASCII: an error may name a file whose name is no text.
+    told = json.dumps(error_body(error, **more_of(error), **more))
+    return Response(told, status, headers, "application/json")
 
 
 async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -82,6 +83,17 @@ class Members(_Model):
     """How many members of an archive were unpacked."""
 
     members: int
+
+
+class PatchApplied(_Model):
+    """What a patch did, by the patch's paths."""
+
+    written: tuple[str, ...]
+    """Files that were changed or are new."""
+    removed: tuple[str, ...]
+    """Files that are not there any more: deleted, or renamed."""
+    sha256: Mapping[str, str]
+    """Digests of what was written: the base of a next patch."""
 
 
 class MakeDirectory(_Model):

@@ -303,7 +303,7 @@ def test_everything_streams_through_a_gateway(pair: Pair) -> None:
                 connect(uri.rpartition("/v1/")[0] + f"/v1/{path}", additional_headers=refused)
 
 
-def test_policies_cancelling_and_traces_pass_a_gateway(pair: Pair) -> None:
+def test_policies_patches_cancelling_and_traces_pass_a_gateway(pair: Pair) -> None:
     """What is asked of a gateway is asked of its node, and nobody else's is reached."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with (
@@ -321,6 +321,12 @@ def test_policies_cancelling_and_traces_pass_a_gateway(pair: Pair) -> None:
         ends = [ada.post("/v1/execs/long/cancel", headers=headers) for _ in range(2)]
         assert [end.json()["reason"] for end in ends] == ["signal", "signal"]
         assert sandbox.processes() == ()
+        sandbox.files.write("/one", b"1\n")
+        diff = "--- a/one\n+++ b/one\n@@ -1 +1 @@\n-1\n+2\n"
+        patch = f"/v1/sandboxes/{sandbox.id}/patch?root=/"
+        assert bob.post(patch, content=diff).status_code == 404
+        assert [ada.post(patch, content=diff).status_code for _ in range(2)] == [200, 422]
+        assert sandbox.files.read("/one") == b"2\n"
         told = ends[0].headers.get_list("traceparent")
         assert [one.split("-")[1] for one in told] == [trace]
 

@@ -169,6 +169,8 @@ def test_owners_neither_see_nor_guess_nor_block_each_other(
         with http(keyed_service.tcp, make_key("bob")) as caller:
             assert caller.get(f"/v1/sandboxes/{hers.id}/network").status_code == 404
             assert caller.post("/v1/execs/run-7/cancel").status_code == 404
+            patch = f"/v1/sandboxes/{hers.id}/patch"
+            assert caller.post(patch, content="--- a\n").status_code == 404
 
         his = bob.create_sandbox("any", name="solver", operation_id="create-7")
         assert his.id != hers.id

@@ -1,8 +1,12 @@
-"""What the routes say that only plain callers use: policies, cancelling, traces, resources."""
+"""What the routes say that only plain callers use: policies, cancelling, traces, resources,
+patches.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from hashlib import sha256
 
 import httpx
 import pytest
@@ -95,3 +99,62 @@ def test_resources_are_the_machines_and_grow_with_sandboxes(caller: httpx.Client
     assert set(node["waiting"]) == {"creates", "destroys", "commands"}
     caller.delete(f"/v1/sandboxes/{made['id']}")
     assert caller.get("/v1/resources").json()["in_use"] == used
+
+
+PATCH = b"""--- a/one
++++ b/one
+@@ -1,2 +1,2 @@
+ 1
+-2
++two
+--- a/two
++++ /dev/null
+@@ -1 +0,0 @@
+-x
+"""
+
+
+def _patch(caller: httpx.Client, sandbox: Sandbox, **options: object) -> httpx.Response:
+    url = f"/v1/sandboxes/{sandbox.id}/patch"
+    return caller.post(url, content=PATCH, params={"root": "/repo", **options})
+
+
+def test_patch_is_applied_as_a_whole_on_the_base_that_it_names(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """The SDK's promise is the route's: a stale base changes nothing, and the answer is a base."""
+    served.files.write("/repo/one", b"1\n2\n")
+    served.files.write("/repo/two", b"not x\n")
+    right, wrong = (f"one={sha256(data).hexdigest()}" for data in (b"1\n2\n", b"other"))
+
+    stale = _patch(caller, served, base_sha256=wrong)
+    assert (stale.status_code, stale.json()["code"]) == (409, "stale_base")
+    misfit = _patch(caller, served, base_sha256=right)
+    assert (misfit.status_code, misfit.json()["code"]) == (422, "patch_rejected")
+    assert served.files.read("/repo/one") == b"1\n2\n"
+    for odd in ("one", "one=12", "=" + "0" * 64):
+        assert _patch(caller, served, base_sha256=odd).status_code == 400
+    assert _patch(caller, served, root="repo").status_code == 400
+
+    served.files.write("/repo/two", b"x\n")
+    two = "two=" + sha256(b"x\n").hexdigest()
+    done = _patch(caller, served, base_sha256=[right, two])
+    assert done.json() == {
+        "written": ["one"],
+        "removed": ["two"],
+        "sha256": {"one": sha256(b"1\ntwo\n").hexdigest()},
+    }
+    assert [entry.name for entry in served.files.list("/repo")] == [b"one"]
+
+
+def test_patch_names_files_whose_names_are_no_text(caller: httpx.Client, served: Sandbox) -> None:
+    """A path is bytes: what is in a repository must be reachable, and checked as what it is."""
+    served.files.write(b"/repo/\xff", b"1\n")
+    diff = b'--- "a/\\377"\n+++ "b/\\377"\n@@ -1 +1 @@\n-1\n+2\n'
+    url = f"/v1/sandboxes/{served.id}/patch?root=/repo&base_sha256=%FF%3D"
+    assert caller.post(url + "0" * 64, content=diff).status_code == 409
+
+    done = caller.post(url + sha256(b"1\n").hexdigest(), content=diff)
+
+    assert json.loads(done.text)["written"] == ["\udcff"]
+    assert served.files.read(b"/repo/\xff") == b"2\n"

@@ -12,7 +12,6 @@ from coldframe.client._async.process import AsyncOutputStream, AsyncProcess
 from coldframe.client._async.session import AsyncSession
 from coldframe.client._core import Streaming
 from coldframe.client._inside import SandboxCore
-from coldframe.client._patching import Patched, apply_patch
 from coldframe.client._requests import Command, Env, ExecOptions, checked, exec_request
 from coldframe.client._sessions import SessionCore, session_request
 from coldframe.protocol.models import (
@@ -27,6 +26,7 @@ from coldframe.protocol.models import (
     SandboxInfo,
 )
 from coldframe.protocol.network import EgressEvents, NetworkLike, network_policy
+from coldframe.protocol.patching import Patched
 
 if TYPE_CHECKING:
     from coldframe.client._core import ClientCore
@@ -206,7 +206,7 @@ class AsyncSandbox:
         """
         where = root or self._info.workdir
         return await self._runner.run(
-            apply_patch(self._core, patch, base_sha256, root=where, strip=strip)
+            self._core.apply_patch(patch, base_sha256, root=where, strip=strip)
         )
 
     async def fingerprint(self) -> Fingerprint:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 from coldframe.client._arguments import typed_methods
 from coldframe.client._core import Streaming
 from coldframe.client._inside import SandboxCore
-from coldframe.client._patching import Patched, apply_patch
 from coldframe.client._requests import Command, Env, ExecOptions, checked, exec_request
 from coldframe.client._sessions import SessionCore, session_request
 from coldframe.client._sync.files import Files
@@ -28,6 +27,7 @@ from coldframe.protocol.models import (
     SandboxInfo,
 )
 from coldframe.protocol.network import EgressEvents, NetworkLike, network_policy
+from coldframe.protocol.patching import Patched
 
 if TYPE_CHECKING:
     from coldframe.client._core import ClientCore
@@ -206,9 +206,7 @@ class Sandbox:
             FileError: reading or writing failed. No file is changed in any of these cases.
         """
         where = root or self._info.workdir
-        return self._portal.run(
-            apply_patch(self._core, patch, base_sha256, root=where, strip=strip)
-        )
+        return self._portal.run(self._core.apply_patch(patch, base_sha256, root=where, strip=strip))
 
     def fingerprint(self) -> Fingerprint:
         """Digest files, processes, ports, users, limits and network policy."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldframe.client._patch import apply, parse
 from coldframe.protocol.errors import PatchError
+from coldframe.protocol.patches import apply, parse
 
 OLD = b"one\ntwo\nthree\nfour\n"
 SIMPLE = b"""--- a/x.txt

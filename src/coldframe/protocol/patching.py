@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from coldframe.client import _patch
-from coldframe.client._content import pieces_of
-from coldframe.client._runner import close_source
+from coldframe.protocol import patches
 from coldframe.protocol.errors import (
     ColdframeError,
     Execution,
@@ -26,13 +24,34 @@ from coldframe.protocol.errors import (
     StaleBaseError,
 )
 from coldframe.protocol.models import MIB, FileKind, FileStat
+from coldframe.protocol.pieces import close_source, pieces_of
 from coldframe.protocol.text import encoded
 
-if TYPE_CHECKING:
-    from coldframe.client._inside import SandboxCore
-    from coldframe.runtimes.base import FileAccess
-
 MAX_FILE_BYTES = 64 * MIB
+
+
+class Files(Protocol):
+    """The sandbox's files, as `FileAccess` of a runtime or a client has them."""
+
+    async def stat(self, path: str | bytes, *, follow: bool = True) -> FileStat: ...
+
+    def read(
+        self, path: str | bytes, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]: ...
+
+    async def write(
+        self,
+        path: str | bytes,
+        content: AsyncIterator[bytes],
+        *,
+        mode: int = 0o644,
+        owner: tuple[int, int] | None = None,
+        parents: bool = True,
+    ) -> int: ...
+
+    async def move(self, source: str | bytes, target: str | bytes) -> None: ...
+
+    async def remove(self, path: str | bytes, *, recursive: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -68,20 +87,20 @@ class _Write:
 
 
 async def apply_patch(
-    core: SandboxCore,
+    files: Files,
     patch: str | bytes,
     base_sha256: Mapping[str, str] | None,
     *,
     root: str,
     strip: int,
 ) -> Patched:
-    """See `Sandbox.apply_patch`."""
+    """Apply a patch to the files below `root`; see the SDK's `Sandbox.apply_patch`."""
     if not root.startswith("/"):
         raise InvalidRequestError(f"root {root!r} is not absolute")
     if not 0 <= strip < 100:
         raise InvalidRequestError(f"strip {strip} is not from 0 to 99")
-    changes = _patch.parse(encoded(patch, "the patch"), strip)
-    work = _Work(await core.files(), root.rstrip("/"))
+    changes = patches.parse(encoded(patch, "the patch"), strip)
+    work = _Work(files, root.rstrip("/"))
     await work.check_base(base_sha256 or {})
     for change in changes:
         await work.plan(change)
@@ -100,7 +119,7 @@ async def _finish(work: asyncio.Task[Patched]) -> Patched:
 
 
 class _Work:
-    def __init__(self, files: FileAccess, root: str) -> None:
+    def __init__(self, files: Files, root: str) -> None:
         self._files, self._root = files, root
         self._bases: dict[str, _Base | None] = {}
         self._writes: list[_Write] = []
@@ -145,13 +164,13 @@ class _Work:
             raise FileTooLargeError(f"{path}: more than {MAX_FILE_BYTES} bytes cannot be patched")
         return _Base(bytes(content), stat)
 
-    async def plan(self, change: _patch.FileChange) -> None:
+    async def plan(self, change: patches.FileChange) -> None:
         base = None
         if change.old_path is not None:
             base = await self._base(change.old_path)
             if base is None:
                 raise PatchError(f"{change.old_path}: no such file below {self._root or '/'}")
-        content = _patch.apply(b"" if base is None else base.content, change)
+        content = patches.apply(b"" if base is None else base.content, change)
         if change.new_path is None:
             self._removals.append(change.path)
             return
@@ -278,7 +297,7 @@ class _Undo:
     aside: str | None
 
 
-def _new_file(change: _patch.FileChange, content: bytes, base: _Base | None) -> _Write:
+def _new_file(change: patches.FileChange, content: bytes, base: _Base | None) -> _Write:
     assert change.new_path is not None
     if base is None:
         return _Write(change.new_path, content, change.mode or 0o644, None)
