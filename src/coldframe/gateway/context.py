@@ -92,6 +92,8 @@ class Service:
     polls: Polls = field(default_factory=Polls)
     health: HealthCheck = field(init=False)
     tickets: Tickets = field(init=False)
+    patching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    """Patches are worked out here, in memory: so many at once."""
     origin: str | None = None
     """Where it listens on TCP, such as `http://127.0.0.1:8080`."""
 

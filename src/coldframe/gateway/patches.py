@@ -9,14 +9,15 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from coldframe.gateway.context import RAW_BODY, body_bytes, enter, json_answer
+from coldframe.gateway.context import RAW_BODY, body_bytes, enter, json_answer, service_of
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import PatchApplied
-from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.errors import InvalidRequestError, TooLargeError
 from coldframe.protocol.patching import apply_patch
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["files"])
 
+_FILES_TO_PATCH = 4
 _BASE = re.compile(r"(.+)=([0-9a-fA-F]{64})", re.DOTALL)
 
 
@@ -36,7 +37,8 @@ async def patch(
 ) -> Response:
     """Apply a unified diff, all of it or nothing; hunks must fit exactly where they say.
 
-    409 `stale_base` when a file is not what `base_sha256` says.
+    The patch has at most 4 MiB, all files that it changes together 16 MiB. 409 `stale_base` when
+    a file is not what `base_sha256` says.
     """
     del base_sha256, root  # which may be bytes that are no UTF-8
     tenant = enter(request, Scope.EXEC)
@@ -46,7 +48,15 @@ async def patch(
     base = dict(_base(value) for name, value in query if name == "base_sha256")
     where = dict(query).get("root") or (await tenant.get(sandbox_id)).workdir
     files = tenant.node.files(tenant.sandbox(sandbox_id))
-    done = await apply_patch(files, await body_bytes(request), base, root=where, strip=strip)
+    diff = await body_bytes(request)
+    service = service_of(request)
+    most = service.settings.patch_bytes
+    if len(diff) > most:
+        raise TooLargeError(f"the patch has more than {most} bytes: send it in parts")
+    async with service.patching:
+        done = await apply_patch(
+            files, diff, base, root=where, strip=strip, total_bytes=_FILES_TO_PATCH * most
+        )
     return json_answer(PatchApplied(written=done.written, removed=done.removed, sha256=done.sha256))
 
 

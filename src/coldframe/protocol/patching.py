@@ -93,14 +93,19 @@ async def apply_patch(
     *,
     root: str,
     strip: int,
+    total_bytes: int | None = None,
 ) -> Patched:
-    """Apply a patch to the files below `root`; see the SDK's `Sandbox.apply_patch`."""
+    """Apply a patch to the files below `root`; see the SDK's `Sandbox.apply_patch`.
+
+    `total_bytes`: how much all files that it reads may have together; None: any.
+    """
     if not root.startswith("/"):
         raise InvalidRequestError(f"root {root!r} is not absolute")
     if not 0 <= strip < 100:
         raise InvalidRequestError(f"strip {strip} is not from 0 to 99")
-    changes = patches.parse(encoded(patch, "the patch"), strip)
-    work = _Work(files, root.rstrip("/"))
+    # In a thread, here and below: whoever serves others on this loop must not stop for a large one.
+    changes = await asyncio.to_thread(patches.parse, encoded(patch, "the patch"), strip)
+    work = _Work(files, root.rstrip("/"), total_bytes)
     await work.check_base(base_sha256 or {})
     for change in changes:
         await work.plan(change)
@@ -119,8 +124,9 @@ async def _finish(work: asyncio.Task[Patched]) -> Patched:
 
 
 class _Work:
-    def __init__(self, files: Files, root: str) -> None:
+    def __init__(self, files: Files, root: str, total_bytes: int | None) -> None:
         self._files, self._root = files, root
+        self._left = total_bytes
         self._bases: dict[str, _Base | None] = {}
         self._writes: list[_Write] = []
         self._removals: list[str] = []
@@ -154,14 +160,20 @@ class _Work:
         if stat.kind is not FileKind.FILE:
             raise PatchError(f"{path}: is a {stat.kind}, not a file")
         content = bytearray()
-        source = self._files.read(absolute, length=MAX_FILE_BYTES + 1)
+        most = MAX_FILE_BYTES if self._left is None else min(MAX_FILE_BYTES, self._left)
+        source = self._files.read(absolute, length=most + 1)
         try:
             async for piece in source:
                 content += piece
         finally:
             await close_source(source)
-        if len(content) > MAX_FILE_BYTES:
-            raise FileTooLargeError(f"{path}: more than {MAX_FILE_BYTES} bytes cannot be patched")
+        if len(content) > most:
+            what = f"{path}: more than {MAX_FILE_BYTES} bytes cannot be patched"
+            if most < MAX_FILE_BYTES:
+                what = f"{path}: too large beside the rest; patch fewer files at once"
+            raise FileTooLargeError(what)
+        if self._left is not None:
+            self._left -= len(content)
         return _Base(bytes(content), stat)
 
     async def plan(self, change: patches.FileChange) -> None:
@@ -170,7 +182,8 @@ class _Work:
             base = await self._base(change.old_path)
             if base is None:
                 raise PatchError(f"{change.old_path}: no such file below {self._root or '/'}")
-        content = patches.apply(b"" if base is None else base.content, change)
+        old = b"" if base is None else base.content
+        content = await asyncio.to_thread(patches.apply, old, change)
         if change.new_path is None:
             self._removals.append(change.path)
             return

@@ -158,3 +158,20 @@ def test_patch_names_files_whose_names_are_no_text(caller: httpx.Client, served:
 
     assert json.loads(done.text)["written"] == ["\udcff"]
     assert served.files.read(b"/repo/\xff") == b"2\n"
+
+
+def test_patch_that_would_take_much_of_the_service_is_refused(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """It is worked out in the service's memory, which is everybody's."""
+    url = f"/v1/sandboxes/{served.id}/patch?root=/repo"
+    large = caller.post(url, content=b"x" * ((4 << 20) + 1))
+    assert (large.status_code, large.json()["code"]) == (413, "too_large")
+
+    diff = ""
+    for name in ("one", "two"):
+        served.files.write(f"/repo/{name}", b"1\n" * (5 << 20))
+        diff += f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-1\n+2\n"
+    many = caller.post(url, content=diff)
+    assert (many.status_code, many.json()["code"]) == (413, "file_too_large")
+    assert served.files.read("/repo/one", max_bytes=64 << 20)[:4] == b"1\n1\n"

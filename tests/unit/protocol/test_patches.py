@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,15 @@ def test_apply_deletion_of_other_content_is_refused() -> None:
     patch = b"--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-one\n"
     with pytest.raises(PatchError, match="does not"):
         one(patch, OLD)
+
+
+def test_hunk_that_does_not_fit_a_large_file_is_refused_soon() -> None:
+    """Looking where else it would fit must not take the square of what is sent."""
+    half = 100_000
+    old = b"x\n" * half + b"y\n"
+    hunk = b"@@ -1,%d +0,0 @@\n" % half + b"-x\n" * (half - 1) + b"-z\n"
+    (change,) = parse(b"--- a/f\n+++ b/f\n" + hunk, 1)
+    began = time.process_time()
+    with pytest.raises(PatchError, match=f"line {half}: expected"):
+        apply(old * 2, change)
+    assert time.process_time() - began < 5.0
