@@ -180,14 +180,20 @@ def strip_canary(text: str) -> str:
 def find_tasks(paths: Iterable[Path]) -> list[Path]:
     """Return task directories: each path itself, or the tasks directly below it, without repeats.
 
+    Files beside tasks count for nothing: a shell's `tasks/*` names a rewards.toml, too.
+
     Raises:
-        TaskError: a path is neither a task nor a directory of tasks.
+        TaskError: a path is neither a task nor a directory of tasks, or there are files only.
     """
     found: dict[Path, None] = {}
+    beside: list[Path] = []
     for path in paths:
         directory = (path.parent if path.name == "task.toml" else path).resolve()
         if (directory / "task.toml").exists():
             found[directory] = None
+            continue
+        if directory.is_file() and path.name != "task.toml":
+            beside.append(path)
             continue
         if not directory.is_dir():
             raise TaskError(f"{path}: no such directory")
@@ -195,6 +201,8 @@ def find_tasks(paths: Iterable[Path]) -> list[Path]:
         if not below:
             raise TaskError(f"{path}: neither it nor a directory in it holds a task.toml")
         found.update(dict.fromkeys(below))
+    if beside and not found:
+        raise TaskError(f"{beside[0]}: a file; name the task's directory")
     return list(found)
 
 

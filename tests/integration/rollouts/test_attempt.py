@@ -9,6 +9,7 @@ import pytest
 
 from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import Limits, ModelSettings
+from coldframe.host.wire import VERSION as SPAWNER_PROTOCOL
 from coldframe.protocol.errors import Side
 from coldframe.trajectories.schema import CallOutcome, Termination
 from coldframe.trajectories.store import BlobStore
@@ -41,7 +42,7 @@ async def test_attempt_by_the_oracle_passes_and_by_nop_fails(
     identity, times = solved.identity, solved.times
     assert identity.image and identity.image.name == "debian:bookworm"
     assert identity.sandbox_id and identity.versions.runtime == "native"
-    assert identity.versions.spawner_protocol == 1
+    assert identity.versions.spawner_protocol == SPAWNER_PROTOCOL
     assert len(identity.versions.injected_binary_sha256 or "") == 64
     assert identity.initial_state and idle.identity.initial_state
     assert identity.initial_state.digest == idle.identity.initial_state.digest

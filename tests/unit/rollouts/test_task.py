@@ -370,9 +370,19 @@ def test_batch_with_two_tasks_of_one_name_refuses_the_second(tmp_path: Path) -> 
 
 def test_find_tasks_where_there_are_none_names_the_path(tmp_path: Path) -> None:
     """A mistyped path must not look like an empty, successful batch."""
-    for path in (tmp_path, tmp_path / "absent"):
+    (tmp_path / "notes.md").touch()
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "notes.md"):
         with pytest.raises(TaskError, match=str(path)):
             find_tasks([path])
+
+
+def test_what_a_shell_makes_of_the_examples_are_their_tasks() -> None:
+    """`examples/tasks/*` names the files beside the tasks as well; the demo asks for just that."""
+    examples = Path(__file__).parents[3] / "examples" / "tasks"
+    beside = [one for one in examples.iterdir() if one.is_file()]
+
+    assert beside
+    assert find_tasks(sorted(examples.iterdir())) == find_tasks([examples])
 
 
 def test_digest_of_a_task_changes_with_what_is_run_only(tmp_path: Path) -> None:
