@@ -169,6 +169,7 @@ async def _serve(
 ) -> int:
     try:
         from coldframe.gateway import audit, audited, sockets
+        from coldframe.gateway.guard import is_loopback
         from coldframe.gateway.handover import Handover, execute_again
         from coldframe.gateway.server import Doors, Listen
         from coldframe.gateway.settings import GatewaySettings
@@ -204,10 +205,11 @@ async def _serve(
         try:
             if at is not None:
                 at = await doors.open_tcp(at, tls)
-                scheme = "http" if tls is None else "https"
-                _say(f"serving {scheme}://{at}")
+                _say(f"serving {'http' if tls is None else 'https'}://{at}")
                 if await store.keyless():
                     _say("no keys: loopback only, and whoever is on this machine may do everything")
+                elif tls is None and not is_loopback(at.host):
+                    _say("no TLS: keys and all else can be read on the way; see --tls-cert")
             if unix is not None:
                 await doors.open_unix(unix)
                 _say(f"serving unix:{unix}")

@@ -228,6 +228,11 @@ class Http:
                     pair = await asyncio.open_connection(
                         where.host, where.port, limit=_BUFFER, ssl=self._tls
                     )
+        except ssl.SSLCertVerificationError as error:
+            raise ServiceUnreachableError(
+                f"the certificate of {where} is not trusted: {error.verify_message}; for an "
+                "authority of your own set SSL_CERT_FILE"
+            ) from error
         except (OSError, TimeoutError) as error:
             raise ServiceUnreachableError(
                 f"no service answers at {where}: {error or 'no connection in time'}; start one "

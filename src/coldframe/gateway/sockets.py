@@ -69,7 +69,8 @@ async def _lock(fd: int, path: Path) -> None:
         except BlockingIOError:
             if _answers(path) or time.monotonic() > patient_until:
                 raise CapabilityError(
-                    f"another node serves at {path}: see coldframe node status"
+                    f"another node serves at {path}: see coldframe node status; "
+                    "coldframe node stop ends it and its sandboxes"
                 ) from None
             await asyncio.sleep(_LOOK_S)
         else:

@@ -90,7 +90,7 @@ def test_socket_is_made_with_the_directories_above_it(tmp_path: Path) -> None:
         second = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=60
         )
-        assert (second.returncode, "another node serves" in second.stderr) == (1, True)
+        assert (second.returncode, "coldframe node stop" in second.stderr) == (1, True)
         service.send_signal(signal.SIGTERM)
         assert service.wait(60) == 0
     assert not path.exists()

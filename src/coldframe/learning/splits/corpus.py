@@ -40,9 +40,8 @@ class CorpusTask:
         if by == "time":
             return moment(value, f"{self.directory / 'task.toml'}: [metadata] time").isoformat()
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-            raise SplitError(
-                f"{self.directory / 'task.toml'}: [metadata] {by} = {value!r} names no group"
-            )
+            said = f"{by} is not said" if value is None else f"{by} = {value!r} names no group"
+            raise SplitError(f"{self.directory / 'task.toml'}: [metadata] {said}")
         text = normal(str(value)).strip()
         remote = _REMOTE.match(text) if by == "repository" else None
         return text if remote is None else f"{remote[1]}/{remote[2]}"
