@@ -107,7 +107,7 @@ print(cut)
     assert gateway is not None
     with servers.echo_process(WEB, 77):
         running = await box.sandbox.start_exec(request, new_operation_id())
-        await until(lambda: gateway.desk.open_flows == TEN_THOUSAND, within_s=120)
+        await until(lambda: gateway.desk.open_flows == TEN_THOUSAND, within_s=200)
         said = b""
         while not said.endswith(b"\n"):
             said += (await running.read("stdout", len(said), 100)).data

@@ -315,10 +315,10 @@ def test_policies_patches_cancelling_and_traces_pass_a_gateway(pair: Pair) -> No
         policy = f"/v1/sandboxes/{sandbox.id}/network"
         assert ada.get(policy).json() == sandbox.info.spec.network.model_dump(mode="json")
         assert bob.get(policy).status_code == 404
-        sandbox.start("setsid sleep 300 & sleep 300", operation_id="long")
-        assert bob.post("/v1/execs/long/cancel").status_code == 404
+        sandbox.start("setsid sleep 300 & sleep 300", operation_id="cancelled")
+        assert bob.post("/v1/execs/cancelled/cancel").status_code == 404
         headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
-        ends = [ada.post("/v1/execs/long/cancel", headers=headers) for _ in range(2)]
+        ends = [ada.post("/v1/execs/cancelled/cancel", headers=headers) for _ in range(2)]
         assert [end.json()["reason"] for end in ends] == ["signal", "signal"]
         assert sandbox.processes() == ()
         sandbox.files.write("/one", b"1\n")

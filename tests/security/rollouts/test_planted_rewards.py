@@ -29,6 +29,8 @@ DIR = "/logs/verifier"
 TEXT, JSON = f"{DIR}/reward.txt", f"{DIR}/reward.json"
 ZERO = f"echo 0 > {TEXT}"
 SLOW = f"{ZERO}; sleep 0.4"
+SLOWER = f"{ZERO}; sleep 1.2"
+"""Long enough that a survivor has its turn, whoever else uses the machine."""
 DOCKERFILE = (
     f"FROM debian:bookworm\nRUN mkdir -p {DIR} /tests /work && chmod 777 /logs {DIR} /tests /work\n"
 )
@@ -166,20 +168,20 @@ KEPT_OUT = {
 
 
 ROOT_SURVIVORS = {
-    "loop of a root survivor": Plant(LOOP.format(write=f"echo 1 > {TEXT}"), test=SLOW),
-    "json loop of a root survivor": Plant(LOOP.format(write=f"echo 1 > {JSON}"), test=SLOW),
+    "loop of a root survivor": Plant(LOOP.format(write=f"echo 1 > {TEXT}"), test=SLOWER),
+    "json loop of a root survivor": Plant(LOOP.format(write=f"echo 1 > {JSON}"), test=SLOWER),
     "sleeper that wakes while the tests run": Plant(
-        f"(sleep 0.25; echo 1 > {JSON}) > /dev/null 2>&1 &", test=f"{ZERO}; sleep 0.7"
+        f"(sleep 0.25; echo 1 > {JSON}) > /dev/null 2>&1 &", test=f"{ZERO}; sleep 1.4"
     ),
     "way through the tests' own root": Plant(
-        LOOP.format(write=f"for p in /proc/[0-9]*; do echo 1 > $p/root{JSON}; done"), test=SLOW
+        LOOP.format(write=f"for p in /proc/[0-9]*; do echo 1 > $p/root{JSON}; done"), test=SLOWER
     ),
     "descriptors of the tests": Plant(
         LOOP.format(
             write="for f in /proc/[0-9]*/fd/[0-9]*; do "
             f'case "$(readlink $f)" in {DIR}/*) echo 1 > $f;; esac; done'
         ),
-        test=f"exec 3> {TEXT}; {ZERO}; sleep 0.5",
+        test=f"exec 3> {TEXT}; {ZERO}; sleep 1.2",
     ),
 }
 """What root leaves running, and reaches for the reward: refused by name, and told."""
