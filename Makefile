@@ -18,7 +18,7 @@ HARNESS := oracle
 SAMPLES := 2
 CONCURRENCY := 2
 # Most tests wait more than they compute. A file's tests stay together, in the order of collection.
-PYTEST_SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST_SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
 
 .PHONY: help setup demo test harbor lint format native-check bench clean distclean
