@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coldframe import FileKind, PathNotFoundError, PathRefusedError, Sandbox
+from coldframe import FileKind, PathNotFoundError, PathRefusedError, Sandbox, SandboxClient
+from coldframe.images.base import Image
 from coldframe.protocol.errors import FileTooLargeError
 
 
@@ -156,3 +157,28 @@ def test_files_upload_tree_of_special_files_is_refused(sandbox: Sandbox, tmp_pat
         sandbox.files.upload_tree(tmp_path / "nothing", "/x")
     with pytest.raises(NotADirectoryError):
         sandbox.files.upload_tree(__file__, "/x")
+
+
+@pytest.mark.root
+def test_files_of_any_size_cost_no_memory(
+    native_client: SandboxClient, debian_image: Image
+) -> None:
+    """A file, or a set of them, that is held whole takes the machine along (2 GiB by hand)."""
+    mebibyte = bytes(range(256)) * 4096
+    with native_client.create_sandbox(debian_image.name) as sandbox:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _peak_of_memory()
+
+        assert sandbox.files.write("/big", (mebibyte for _ in range(512))) == 512 << 20
+        assert sum(len(piece) for piece in sandbox.files.iterate("/big")) == 512 << 20
+        assert sum(len(piece) for piece in sandbox.files.tar_down("/big")) > 512 << 20
+
+        assert _peak_of_memory() - before < 64 << 20
+
+
+def _peak_of_memory() -> int:
+    """Return the most bytes of memory that this process has had since its peak began anew."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel tells no peak")
