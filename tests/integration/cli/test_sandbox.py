@@ -175,10 +175,10 @@ def test_shell_is_a_terminal_of_our_size_that_follows_it(terminal: Terminal) -> 
 
 def test_shell_gives_its_keys_to_the_sandbox(terminal: Terminal) -> None:
     """Ctrl-C ends what runs there, not what shows it here."""
-    terminal.type(b"cat > /dev/null; echo caught-$?-end\n")
-    time.sleep(0.3)
+    terminal.type(b"echo begins-$((40+2)); cat > /dev/null\n")
+    terminal.until(b"begins-42")
     terminal.type(b"\x03")
-    time.sleep(0.3)
+    terminal.until(b"^C")
     terminal.type(b"\necho code-$((100+30))\n")
     terminal.until(b"code-130")
     terminal.type(b"\x04")
