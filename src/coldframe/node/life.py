@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coldframe.host.outcome import Undertaking
+from coldframe.node.quotas import OWNER_LABEL
 from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -41,6 +42,7 @@ NEXT: dict[SandboxState, frozenset[SandboxState]] = {
 _MADE_VERSION = 3
 """After requested, provisioning, ready."""
 ENDED = frozenset({_S.DELETED, _S.FAILED, _S.LOST})
+_RUNNING = frozenset({_S.READY, _S.PAUSED})
 
 
 @dataclass(eq=False)
@@ -137,6 +139,16 @@ class Sandbox:
     def ended(self) -> bool:
         """Whether it is in a final state."""
         return self.state in ENDED
+
+    @property
+    def running(self) -> bool:
+        """Whether it was made, and nothing has begun to end it."""
+        return self.state in _RUNNING
+
+    @property
+    def owner(self) -> str | None:
+        """Whose it is, if its labels say so."""
+        return self.spec.labels.get(OWNER_LABEL)
 
     async def moved(self) -> None:
         """Return after the next transition."""

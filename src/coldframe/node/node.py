@@ -181,13 +181,14 @@ class Node:
         self._sandboxes = Sandboxes(
             self.settings, self.id, self.runtime, self._execs, home.counts, legacy=self._legacy
         )
+        self._register = self._sandboxes.register
         self._have(found)
 
     def _have(self, found: Found) -> None:
         """Have the records again that another process had."""
         self._sandboxes.go_on(found)
         for one in found.sandboxes:
-            sandbox = self._sandboxes.find(one.id)
+            sandbox = self._register.find(one.id)
             if one.handle is not None and not one.spec.network.empty:
                 self._legacy.note(sandbox)
             if sandbox.operation_id is not None and not self._operations.is_over(
@@ -196,7 +197,7 @@ class Node:
                 self._operations.go_on_create(sandbox)
         for command in found.execs:
             try:
-                sandbox = self._sandboxes.find(command.sandbox_id)
+                sandbox = self._register.find(command.sandbox_id)
             except SandboxNotFoundError:
                 self._operations.refuse(command.operation_id)
             if self._operations.is_over(command.operation_id):
@@ -212,7 +213,7 @@ class Node:
         """
         if not self._open:
             return None
-        nothing = self._sandboxes.empty and not len(self._operations)
+        nothing = not any(self._register.known()) and not len(self._operations)
         if self._legacy.runtime is None or nothing:
             await self.close()
             return None
@@ -325,14 +326,14 @@ class Node:
         """Return the sandboxes that have not ended and carry all these labels, oldest first."""
         self._require_open()
         wanted = (labels or {}).items()
-        live = self._sandboxes.live()
+        live = self._register.live()
         return tuple(s.info() for s in live if wanted <= s.spec.labels.items())
 
     def specs(self, labels: Mapping[str, str]) -> Iterator[SandboxSpec]:
         """Yield what those were asked for that have not ended and carry all these labels."""
         self._require_open()
         wanted = labels.items()
-        return (s.spec for s in self._sandboxes.live() if wanted <= s.spec.labels.items())
+        return (s.spec for s in self._register.live() if wanted <= s.spec.labels.items())
 
     def spec_of(self, id_or_name: str) -> SandboxSpec | None:
         """Return what was asked for under an id or name; None: it is not known."""
@@ -370,12 +371,12 @@ class Node:
         """
         sandbox = self._find(id_or_name)
         sandbox.require_ready(expected_version)
-        self._sandboxes.renew(sandbox, ttl_s)
+        self._sandboxes.leases.renew(sandbox, ttl_s)
         return sandbox.info()
 
     def _find(self, id_or_name: str) -> Sandbox:
         self._require_open()
-        return self._sandboxes.find(id_or_name)
+        return self._register.find(id_or_name)
 
     # --- commands ---------------------------------------------------------------------
 
@@ -605,15 +606,15 @@ class Node:
         """Count every sandbox there ever was, and compare the kernel with those that live."""
         self._require_open()
         for _ in range(_LEDGER_SCANS):
-            changes = self._sandboxes.changes
-            leaks = await self.runtime.leaks(self._sandboxes.in_kernel)
-            if not leaks or changes == self._sandboxes.changes:
+            changes = self._register.changes
+            leaks = await self.runtime.leaks(self._register.in_kernel)
+            if not leaks or changes == self._register.changes:
                 break
         else:
             # Sandboxes never stopped coming and going: what names one of them is no stray.
-            names = self._sandboxes.recent_ids()
+            names = {sandbox.id for sandbox in self._register.known()}
             leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
-        return self._sandboxes.count(leaks)
+        return self._register.ledger(leaks)
 
     async def events(
         self,
@@ -632,7 +633,7 @@ class Node:
             CursorExpiredError: what followed the cursor is kept no longer in whole.
         """
         self._require_open()
-        return await self._sandboxes.events.read(cursor, limit, owner=owner, wait=wait)
+        return await self._register.events.read(cursor, limit, owner=owner, wait=wait)
 
     def list_images(self) -> tuple[ImageInfo, ...] | None:
         """Return the named images of the store; None: there is none, and any name will do."""

@@ -67,7 +67,7 @@ def main():
     big = ExecRequest(command="head -c 300000 /dev/zero", window_bytes=10, operation_id="big")
     loop.run_until_complete(node.exec(info.id, big))
     kept = {"node": node, "loop": loop, "info": info}
-    kept["handle"] = node._sandboxes.find(info.id).handle
+    kept["handle"] = node._register.find(info.id).handle
     kept["running"] = node._operations.get("cat").running
 
     if "pool" in how:

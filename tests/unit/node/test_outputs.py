@@ -86,7 +86,7 @@ async def test_spools_of_concurrent_commands_fit_their_sandbox(make_node: NodeMa
         for n in range(100)
     ]
     await asyncio.gather(*(node.start_exec(sandbox.id, request) for request in requests))
-    record = node._sandboxes.find(sandbox.id)
+    record = node._register.find(sandbox.id)
     assert record.spool_bytes <= share
 
     for request in requests:
@@ -103,7 +103,7 @@ async def test_output_of_leftovers_counts_until_they_are_gone(make_node: NodeMak
     """They may still fill their spool; then they count for what they wrote."""
     node = await make_node()
     sandbox = await node.create_sandbox(SPEC)
-    record = node._sandboxes.find(sandbox.id)
+    record = node._register.find(sandbox.id)
     request = ExecRequest(command="echo on; (sleep 60 & )", spool_bytes=1 << 20, window_bytes=2)
     result = await node.exec(sandbox.id, request)
     assert result.leftovers

@@ -495,7 +495,7 @@ async def test_lease_whose_end_fails_is_tried_again(
     make_node: NodeMaker, held: HeldRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A destroy that fails once must not make a sandbox immortal."""
-    monkeypatch.setattr("coldframe.node.sandboxes._EXPIRY_RETRY_S", 0.02)
+    monkeypatch.setattr("coldframe.node.leases._RETRY_S", 0.02)
     node = await make_node(held)
     held.destroy_error = OSError("busy")
     info = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))

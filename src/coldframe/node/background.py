@@ -1,0 +1,45 @@
+"""Work of a node that comes to its end whoever stops waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from coldframe.host.outcome import Undertaking
+from coldframe.host.patience import wait_while_any_end
+
+T = TypeVar("T")
+
+
+class Background:
+    """Tasks that nobody owns, and what went wrong in those that nobody waits for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.faults: list[str] = []
+        """One sentence each, for the report of the node's close."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something, whoever waits for it."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+        return task
+
+    def undertake(self, coroutine: Coroutine[Any, Any, T]) -> Undertaking[T]:
+        """As `spawn`, for what tasks wait for that may be cancelled."""
+        undertaking = Undertaking(coroutine)
+        self._tasks.add(undertaking.task)
+        undertaking.task.add_done_callback(self._tasks.discard)
+        return undertaking
+
+    async def settle(self, patience_s: float) -> None:
+        """Return when nothing runs any more, or all that runs is stuck for so long."""
+        while self._tasks and not await wait_while_any_end(self._tasks, patience_s):
+            pass
+
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; nobody need wait

@@ -1,0 +1,225 @@
+"""Which sandboxes there are and were: found by id or name, each end counted once, each move told.
+
+What the kernel may rightly hold is what is written here, so that the ledger can be compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import overload
+
+from coldframe.images.base import Image, ImageConfig
+from coldframe.node.events import Events
+from coldframe.node.legacy import Legacy
+from coldframe.node.life import Sandbox
+from coldframe.node.settings import NodeSettings
+from coldframe.protocol.errors import NameInUseError, SandboxNotFoundError
+from coldframe.protocol.models import (
+    ImageHealthcheck,
+    ImageStart,
+    Ledger,
+    SandboxSpec,
+    SandboxState,
+)
+
+_ENDS = ("deleted", "expired", "failed", "lost")
+
+
+class Register:
+    """The records of a node's sandboxes."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        node_id: str,
+        runtime: str,
+        counts: MutableMapping[str, int],
+        legacy: Legacy,
+    ) -> None:
+        """Count in `counts`: created, deleted, expired, failed, lost. `runtime` is a name."""
+        self._most_ended = settings.ended_count
+        self._node_id, self._runtime = node_id, runtime
+        self._counts, self._legacy = counts, legacy
+        legacy.find = self.find
+        self._live: dict[str, Sandbox] = {}
+        self._names: dict[str, Sandbox] = {}
+        self._ended: OrderedDict[str, Sandbox] = OrderedDict()
+        self._cleaning: dict[str, Sandbox] = {}
+        """Lost or failed sandboxes that the runtime is still giving back."""
+        self.in_kernel: Sequence[str] = _Ids(self._live, self._cleaning)
+        """Ids of which the kernel may rightly hold something, as they are at each look."""
+        self.changes = 0
+        """Raised whenever the set of what the kernel may hold changes."""
+        self.events = Events(settings.event_count)
+        """Every transition."""
+
+    # --- looking up -------------------------------------------------------------------
+
+    def find(self, id_or_name: str) -> Sandbox:
+        """Return a sandbox by its id or the name of a live one.
+
+        Raises:
+            SandboxNotFoundError: none is known.
+        """
+        sandbox = (
+            self._live.get(id_or_name) or self._names.get(id_or_name) or self._ended.get(id_or_name)
+        )
+        if sandbox is None:
+            raise SandboxNotFoundError(f"no sandbox {id_or_name!r} on node {self._node_id!r}")
+        return sandbox
+
+    def __len__(self) -> int:
+        """How many have not ended."""
+        return len(self._live)
+
+    def live(self) -> list[Sandbox]:
+        """All that have not ended, oldest first."""
+        return list(self._live.values())
+
+    def known(self) -> Iterator[Sandbox]:
+        """All of which there is a record, those that have ended last."""
+        return itertools.chain(self._live.values(), self._ended.values())
+
+    def require_free(self, name: str | None) -> None:
+        """Refuse a name that belongs to a live sandbox.
+
+        Raises:
+            NameInUseError: it does.
+        """
+        if name is not None and name in self._names:
+            raise NameInUseError(f"the name {name!r} belongs to a live sandbox")
+
+    # --- counting ---------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many were created, and how they ended, as in the ledger."""
+        return dict(self._counts)
+
+    def states(self) -> Mapping[SandboxState, int]:
+        """How many have not ended, by state."""
+        return Counter(sandbox.state for sandbox in self._live.values())
+
+    def images(self) -> Mapping[str, int]:
+        """The same, by the image that they were asked for with."""
+        return Counter(sandbox.spec.image for sandbox in self._live.values())
+
+    def ledger(self, leaks: tuple[str, ...]) -> Ledger:
+        """The ledger at this moment."""
+        return Ledger(**self._counts, live=len(self._live), leaked=len(leaks), leaks=leaks)
+
+    # --- writing ----------------------------------------------------------------------
+
+    def record(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> Sandbox:
+        """Make a record that nobody finds yet."""
+        return Sandbox(
+            id=sandbox_id,
+            node_id=self._node_id,
+            runtime=self._runtime,
+            spec=spec,
+            image_digest=image.digest,
+            layer_digests=image.layers,
+            image_start=_start(image.config),
+            workdir=spec.workdir or image.config.workdir,
+            tell=self._tell,
+        )
+
+    def open(self, sandbox: Sandbox) -> None:
+        """Enter a new sandbox."""
+        self._counts["created"] += 1
+        self.changes += 1
+        self._enter(sandbox)
+
+    def finish(self, sandbox: Sandbox, state: SandboxState, reason: str | None = None) -> str:
+        """Move a sandbox to a final state; return what it is counted as."""
+        sandbox.move(state, reason)
+        count = "expired" if sandbox.expired and state is SandboxState.DELETED else state.value
+        sandbox.handle = None
+        self._counts[count] += 1
+        self.changes += 1
+        del self._live[sandbox.id]
+        if sandbox.spec.name is not None and self._names.get(sandbox.spec.name) is sandbox:
+            del self._names[sandbox.spec.name]
+        self._remember(sandbox)
+        self._legacy.note(sandbox)
+        return count
+
+    def clean(self, sandbox: Sandbox) -> None:
+        """It ends, and the kernel may hold something of it until `cleaned`."""
+        self._cleaning[sandbox.id] = sandbox
+
+    def cleaned(self, sandbox: Sandbox) -> None:
+        """The kernel holds nothing of it any more."""
+        self._cleaning.pop(sandbox.id, None)
+        self.changes += 1
+
+    def _enter(self, sandbox: Sandbox) -> None:
+        self._live[sandbox.id] = sandbox
+        if sandbox.spec.name is not None:
+            self._names[sandbox.spec.name] = sandbox
+        self._tell(sandbox)
+
+    def _remember(self, sandbox: Sandbox) -> None:
+        self._ended[sandbox.id] = sandbox
+        if len(self._ended) > self._most_ended:
+            self._legacy.drop_sandbox(self._ended.popitem(last=False)[1])
+
+    def _tell(self, sandbox: Sandbox) -> None:
+        self.events.add(
+            sandbox.id,
+            sandbox.state,
+            sandbox.version,
+            owner=sandbox.owner,
+            reason=sandbox.reason,
+            trace_id=sandbox.trace_id,
+        )
+
+    # --- from another process ---------------------------------------------------------
+
+    def go_on(self, sandboxes: Sequence[Sandbox]) -> None:
+        """Have the records of sandboxes that another process had opened."""
+        for sandbox in sandboxes:
+            if sandbox.ended:
+                self._remember(sandbox)
+            else:
+                self._enter(sandbox)
+
+    @property
+    def unended(self) -> int:
+        """How many have not ended by the counts alone."""
+        return self._counts["created"] - sum(self._counts[name] for name in _ENDS)
+
+    def correct(self, count: str, by: int) -> None:
+        """Count what another process had no time to, or had counted already."""
+        self._counts[count] += by
+
+
+class _Ids(Sequence[str]):
+    """The keys of some mappings, read anew whenever they are looked at."""
+
+    def __init__(self, *sources: Mapping[str, Sandbox]) -> None:
+        self._sources = sources
+
+    def _now(self) -> list[str]:
+        return [name for source in self._sources for name in source]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._now()[index]
+
+    def __len__(self) -> int:
+        return sum(len(source) for source in self._sources)
+
+
+def _start(config: ImageConfig) -> ImageStart:
+    check = config.healthcheck
+    return ImageStart(
+        entrypoint=config.entrypoint,
+        cmd=config.cmd,
+        healthcheck=None if check is None else ImageHealthcheck(**vars(check)),
+    )
