@@ -85,7 +85,7 @@ def _verification(name: str, graded: Verification, blobs: BlobStore, full: bool)
 
 
 def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
-    lines = [f"step {step.index}  {step.source}  model {step.model_s:.2f} s"]
+    lines = [f"step {step.index}  {step.source}  model {render.seconds(step.model_s)} s"]
     lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]
     for call in step.calls:
         command = call.request.get("command") or call.request.get("argv")

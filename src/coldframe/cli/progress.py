@@ -78,7 +78,8 @@ class BatchProgress:
     def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
         """Print how it ended."""
         again = "" if last else "; trying again"
-        self.note(f"{key}  {outcome(trajectory)}  {trajectory.times.total_s:.2f} s{again}")
+        lasted = render.seconds(trajectory.times.total_s)
+        self.note(f"{key}  {outcome(trajectory)}  {lasted} s{again}")
         if trajectory.failure is not None:
             self._sides[trajectory.failure.side.value] += 1
         if self._live is not None:

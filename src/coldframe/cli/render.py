@@ -54,6 +54,11 @@ def safe(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def seconds(value: float | None) -> str:
+    """Return seconds, or a dash where they are not known."""
+    return "-" if value is None else f"{value:.2f}"
+
+
 def parse_size(text: str) -> int:
     """Return bytes: `1048576`, `512M`, `4GiB`; K, M, G, T are binary, KB, MB, GB, TB decimal.
 

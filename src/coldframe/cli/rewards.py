@@ -49,6 +49,11 @@ def _records(run: Path, schema: RewardSchema) -> list[DerivedReward]:
     for file in files:
         found = read_trajectory(file, blobs)
         who = found.identity
+        if who.verifier.digest is None:
+            raise InvalidRequestError(
+                f"{file}: which verifier graded is not known "
+                f"({found.unknown['identity.verifier.digest']}), so no drift could be told"
+            )
         made.append(
             derive(
                 schema,

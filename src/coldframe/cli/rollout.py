@@ -239,7 +239,7 @@ def summary_table(summary: dict[str, Any]) -> str:
             str(task["missing"]),
             _number(task["pass_at_k"].get(str(task["samples"]))),
             _failures(task["failures_by_side"]),
-            f"{task['times']['run_s']:.2f}",
+            render.seconds(task["times"]["run_s"]),
         ]
         for key, task in summary["tasks"].items()
     ]
@@ -257,8 +257,8 @@ def summary_table(summary: dict[str, Any]) -> str:
     lines.append(f"phases, in s: {', '.join(spent) or 'none'}")
     times = totals["times"]
     names = ("create_s", "model_s", "exec_s", "verify_s", "delete_s")
-    parts = " + ".join(f"{name[:-2]} {times[name]:.2f}" for name in names)
-    lines.append(f"T_run {times['run_s']:.2f} s = {parts}")
+    parts = " + ".join(f"{name[:-2]} {render.seconds(times[name])}" for name in names)
+    lines.append(f"T_run {render.seconds(times['run_s'])} s = {parts}")
     return "\n".join(lines)
 
 
@@ -366,5 +366,5 @@ def _row(key: AttemptKey, one: Trajectory) -> list[str]:
         outcome(one)[:70],
         str(one.totals.steps),
         str(tokens) if known else "-",
-        *(f"{value:.2f}" for value in seconds),
+        *map(render.seconds, seconds),
     ]

@@ -152,8 +152,13 @@ def _shaping(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: sampling[name] for name in _DISTRIBUTION if sampling.get(name) is not None}
 
 
-def _provenance(trajectory: Trajectory, reward_schema: str | None) -> Provenance:
+def _provenance(trajectory: Trajectory, reward_schema: str | None) -> Provenance | None:
+    """Return where it is from; None if a part of that is not known."""
     identity = trajectory.identity
+    task_digest, verifier_digest = identity.task.digest, identity.verifier.digest
+    started_at, ended_at = trajectory.started_at, trajectory.ended_at
+    if task_digest is None or verifier_digest is None or started_at is None or ended_at is None:
+        return None
     settings = dict(identity.harness.settings)
     # How long an agent may take is the task's own, so it differs within a run.
     limits = {k: v for k, v in settings.pop("limits", {}).items() if k != "wall_s"}
@@ -162,9 +167,9 @@ def _provenance(trajectory: Trajectory, reward_schema: str | None) -> Provenance
         runner=f"coldframe {identity.versions.client}",
         agent=f"{identity.harness.name} {identity.harness.version}",
         agent_config={**settings, "limits": limits},
-        task_digest=identity.task.digest,
-        verifier_digest=identity.verifier.digest,
+        task_digest=task_digest,
+        verifier_digest=verifier_digest,
         reward_schema=reward_schema or trajectory.reward_schema_version,
-        started_at=trajectory.started_at,
-        ended_at=trajectory.ended_at,
+        started_at=started_at,
+        ended_at=ended_at,
     )

@@ -183,7 +183,11 @@ class PhaseLog:
 
 
 def _step_at(steps: Sequence[Step], at: float) -> int | None:
-    return next((one.index for one in steps if one.started_at <= at <= one.ended_at), None)
+    for one in steps:
+        begun, ended = one.started_at, one.ended_at
+        if begun is not None and ended is not None and begun <= at <= ended:
+            return one.index
+    return None
 
 
 def policy_texts(policy: NetworkPolicy) -> tuple[str, ...]:

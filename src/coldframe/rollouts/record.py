@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -25,6 +26,7 @@ from coldframe.trajectories.schema import (
     Trajectory,
     VerifierIdentity,
     Versions,
+    known_sum,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ def _task_step(attempt: Attempt, stage: Stage) -> TaskStepRecord:
         failure=stage.failure,
         verification=stage.verification,
         min_reward_missed=stage.stopped,
-        model_s=sum(step.model_s for step in steps),
+        model_s=known_sum(step.model_s for step in steps),
         exec_s=sum(call.exec_s for step in steps for call in step.calls),
         verify_s=stage.verify_s,
         totals=totals(steps),
@@ -122,7 +124,7 @@ def _times(attempt: Attempt) -> Times:
     spent = attempt.clock.seconds
     known = {
         "create_s": spent.get("create", 0.0),
-        "model_s": sum(step.model_s for step in attempt.recorder.steps),
+        "model_s": math.fsum(step.model_s or 0.0 for step in attempt.recorder.steps),
         "exec_s": sum(call.exec_s for step in attempt.recorder.steps for call in step.calls),
         "verify_s": spent.get("verify", 0.0),
         "delete_s": spent.get("delete", 0.0),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from coldframe.trajectories.schema import TaskStepRecord, Times, Trajectory, score
+from coldframe.trajectories.schema import TaskStepRecord, Times, Trajectory, known_sum, score
 
 SCHEMA = "coldframe.summary/2"
 
@@ -199,7 +199,10 @@ def _known_sum(values: Sequence[int | None]) -> int | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def _times(times: Sequence[Times]) -> dict[str, float]:
-    """Return the sums over attempts, in seconds."""
-    names = [*Times.model_fields, "run_s"]
-    return {name: round(math.fsum(getattr(one, name) for one in times), 6) for name in names}
+def _times(times: Sequence[Times]) -> dict[str, float | None]:
+    """Return the sums over attempts, in seconds; None where one of them is not known."""
+    sums = {
+        name: known_sum(getattr(one, name) for one in times)
+        for name in [*Times.model_fields, "run_s"]
+    }
+    return {name: None if total is None else round(total, 6) for name, total in sums.items()}

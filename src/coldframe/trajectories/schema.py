@@ -8,6 +8,7 @@ is listed in `unknown` with the reason, so that "nothing happened" and "nobody l
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -16,10 +17,11 @@ from pydantic import Field, field_validator, model_validator
 from coldframe.protocol.errors import Side
 from coldframe.protocol.models import Fingerprint, ProcessInfo, Reason, Resources
 from coldframe.trajectories.base import BlobRef, Model, OutputRef, Sha256
+from coldframe.trajectories.origin import Origin
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
 from coldframe.trajectories.verification import Verification
 
-SCHEMA_VERSION: Literal["coldframe.trajectory/2"] = "coldframe.trajectory/2"
+SCHEMA_VERSION: Literal["coldframe.trajectory/3"] = "coldframe.trajectory/3"
 REWARD_SCHEMA_VERSION = "coldframe.reward/1"
 
 
@@ -108,9 +110,10 @@ class Step(Model):
     """One action and everything that followed from it."""
 
     index: int = Field(ge=0)
-    source: Literal["model", "solution"]
+    source: Literal["model", "solution", "atif"]
     action: BlobRef | None
-    """The raw action: the endpoint's answer byte for byte, or the solution script."""
+    """The raw action: the endpoint's answer byte for byte, or the solution script; of `atif`, the
+    step as the document has it that it was imported from."""
     finish_reason: str | None = None
     usage: Usage = Usage()
     model_attempts: int = Field(default=0, ge=0)
@@ -118,9 +121,9 @@ class Step(Model):
     parse_failures: tuple[ParseFailure, ...] = ()
     calls: tuple[Call, ...] = ()
     shown: tuple[ShownMessage, ...] = ()
-    started_at: float
-    ended_at: float
-    model_s: float = Field(default=0.0, ge=0)
+    started_at: float | None
+    ended_at: float | None
+    model_s: float | None = Field(default=0.0, ge=0)
     model_queue_s: float | None = None
     """Time spent waiting between retries of the endpoint; None without a model."""
 
@@ -130,8 +133,8 @@ class TaskIdentity(Model):
 
     key: str
     name: str
-    digest: Sha256
-    schema_version: str
+    digest: Sha256 | None
+    schema_version: str | None
     source: str | None = None
     repository_commit: str | None = None
     network_declared: str | None = None
@@ -176,22 +179,22 @@ class VerifierIdentity(Model):
     """Which verifier graded."""
 
     name: str
-    version: str
-    digest: Sha256
+    version: str | None
+    digest: Sha256 | None
     """Of the task's tests directory."""
 
 
 class Versions(Model):
     """Versions of everything that took part."""
 
-    client: str
-    protocol: int
+    client: str | None
+    protocol: int | None
     spawner_protocol: int | None = None
     node: str | None = None
     injected_binary_sha256: str | None = None
     runtime: str | None = None
-    python: str
-    kernel: str
+    python: str | None
+    kernel: str | None
 
 
 class Identity(Model):
@@ -230,6 +233,8 @@ class Termination(StrEnum):
     TOKEN_LIMIT = "token_limit"
     CONTEXT_LIMIT = "context_limit"
     PARSE_FAILURES = "parse_failures"
+    UNKNOWN = "unknown"
+    """It ended by itself; whoever ran it did not keep why."""
     FAILED = "failed"
     """Something else than the policy ended it; `failure` says what."""
 
@@ -254,34 +259,37 @@ class PolicyFailure(Model):
 
 
 class Times(Model):
-    """T_run = create + sum of (model + exec) + verify + delete, and what is left beside it."""
+    """T_run = create + sum of (model + exec) + verify + delete, and what is left beside it.
 
-    queue_s: float = 0.0
+    None: not known, which only an imported attempt has.
+    """
+
+    queue_s: float | None = 0.0
     """From the batch's start until this attempt had its turn; not part of T_run."""
-    image_s: float = 0.0
+    image_s: float | None = 0.0
     """Building or finding the image; shared by all attempts on it, not part of T_run."""
-    create_s: float = 0.0
-    model_s: float = 0.0
-    exec_s: float = 0.0
-    verify_s: float = 0.0
-    delete_s: float = 0.0
-    other_s: float = 0.0
+    create_s: float | None = 0.0
+    model_s: float | None = 0.0
+    exec_s: float | None = 0.0
+    verify_s: float | None = 0.0
+    delete_s: float | None = 0.0
+    other_s: float | None = 0.0
     """Wall time from create to delete that none of the above explains."""
-    total_s: float = 0.0
+    total_s: float | None = 0.0
     """Wall time from create to delete."""
 
     @property
-    def run_s(self) -> float:
-        """T_run of the design, in seconds."""
-        return self.create_s + self.model_s + self.exec_s + self.verify_s + self.delete_s
+    def run_s(self) -> float | None:
+        """T_run of the design, in seconds; None if a part of it is not known."""
+        return known_sum([self.create_s, self.model_s, self.exec_s, self.verify_s, self.delete_s])
 
 
 class Totals(Model):
     """Sums over the steps."""
 
     steps: int = 0
-    calls: int = 0
-    parse_failures: int = 0
+    calls: int | None = 0
+    parse_failures: int | None = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cpu_s: float | None = None
@@ -304,9 +312,9 @@ class TaskStepRecord(Model):
     verification: Verification | None = None
     min_reward_missed: bool = False
     """Its reward was below `min_reward`: the later steps were not run."""
-    model_s: float = 0.0
-    exec_s: float = 0.0
-    verify_s: float = 0.0
+    model_s: float | None = 0.0
+    exec_s: float | None = 0.0
+    verify_s: float | None = 0.0
     totals: Totals
 
     @model_validator(mode="after")
@@ -319,11 +327,13 @@ class TaskStepRecord(Model):
 class Trajectory(Model):
     """One attempt, from its first byte to its verdict or its failure: exactly one of them."""
 
-    schema_version: Literal["coldframe.trajectory/2"] = SCHEMA_VERSION
+    schema_version: Literal["coldframe.trajectory/3"] = SCHEMA_VERSION
     identity: Identity
-    started_at: float
-    ended_at: float
-    clock: str = "client CLOCK_REALTIME"
+    origin: Origin | None = None
+    """Of an attempt that was made elsewhere and imported: by what, and what it left."""
+    started_at: float | None
+    ended_at: float | None
+    clock: str | None = "client CLOCK_REALTIME"
     steps: tuple[Step, ...] = ()
     termination: Termination
     policy_failure: PolicyFailure | None = None
@@ -361,10 +371,36 @@ class Trajectory(Model):
             raise ValueError("an attempt ends in rewards or in a failure, exactly one of them")
         return self
 
+    @model_validator(mode="after")
+    def _explained(self) -> Trajectory:
+        for name in _ALWAYS_SAID:
+            value: Any = self
+            for field in name.split("."):
+                value = getattr(value, field)
+            if value is None and name not in self.unknown:
+                raise ValueError(f"{name} is not known, and `unknown` does not say why")
+        return self
+
     @property
     def score(self) -> float | None:
         """The single number of the verdict; see `score`. None without a verdict."""
         return None if self.rewards is None else score(self.rewards)
+
+
+_ALWAYS_SAID = (
+    *("started_at", "ended_at", "clock", "totals.calls", "totals.parse_failures"),
+    *("identity.task.digest", "identity.task.schema_version"),
+    *("identity.verifier.version", "identity.verifier.digest"),
+    *(f"identity.versions.{name}" for name in ("client", "protocol", "python", "kernel")),
+    *(f"times.{name}" for name in Times.model_fields),
+)
+"""What every attempt of ours knows: where it is None, somebody has to say why."""
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """Return a sum; over something unknown it is unknown, not too small."""
+    known = [*values]
+    return None if None in known else math.fsum(one for one in known if one is not None)
 
 
 def score(rewards: dict[str, float]) -> float:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from coldframe.protocol.errors import Side
-from coldframe.trajectories.schema import Failure, Termination, Trajectory
+from coldframe.trajectories.schema import Failure, Termination, Times, Trajectory
 from coldframe.trajectories.store import (
     TRAJECTORY_FILE,
     BlobStore,
@@ -75,7 +76,7 @@ def test_trajectory_that_is_damaged_is_refused_by_path(tmp_path: Path, damage: s
     if damage == "cut":
         path.write_text(text[: len(text) // 2])
     elif damage == "schema":
-        path.write_text(text.replace("coldframe.trajectory/2", "coldframe.trajectory/1"))
+        path.write_text(text.replace("coldframe.trajectory/3", "coldframe.trajectory/2"))
     elif damage == "extra":
         path.write_text(text.replace('"clock"', '"glock": 1, "clock"'))
     else:
@@ -130,3 +131,25 @@ def test_write_json_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
 def test_termination_names_every_limit() -> None:
     """A limit that ends as `finished` would look like a policy that gave up."""
     assert {"agent_deadline", "step_limit", "token_limit", "parse_failures"} <= set(Termination)
+
+
+@pytest.mark.parametrize("field", ["started_at", "identity.verifier.digest", "times.model_s"])
+def test_what_is_not_known_says_why(tmp_path: Path, field: str) -> None:
+    """None alone could be a mistake of whoever wrote it; with a reason it is a statement."""
+    document = trajectory(BlobStore(tmp_path)).model_dump(mode="json")
+    place = document
+    *path, name = field.split(".")
+    for one in path:
+        place = place[one]
+    place[name] = None
+
+    with pytest.raises(ValidationError, match=f"{field} is not known"):
+        Trajectory.model_validate(document)
+    document["unknown"][field] = "whoever made it did not keep it"
+    assert Trajectory.model_validate(document).unknown[field]
+
+
+def test_sum_over_something_unknown_is_unknown() -> None:
+    """As 0 it would be a number too small."""
+    assert Times(create_s=1.0, model_s=None).run_s is None
+    assert Times(create_s=1.0, model_s=0.5).run_s == 1.5
