@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from coldframe import runtimes
 from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
 from coldframe.node.settings import NodeSettings
 from coldframe.runtimes.base import Runtime
-
-if TYPE_CHECKING:
-    from coldframe.images.store import ImageStore
 
 
 class ImageResolver(Protocol):
@@ -48,8 +46,6 @@ def _make_runtime(
     if settings.runtime != "native":
         runtime: Runtime = made()
         return runtime
-    from coldframe.images.store import ImageStore
-
     store = images if isinstance(images, ImageStore) else _image_store(settings, undo)
     native: Runtime = made(
         node_id,
@@ -68,6 +64,4 @@ def _fake_images() -> ImageResolver:
 
 
 def _image_store(settings: NodeSettings, undo: ExitStack) -> ImageStore:
-    from coldframe.images.store import ImageStore
-
     return undo.enter_context(ImageStore(settings.home / "images"))

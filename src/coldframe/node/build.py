@@ -1,13 +1,18 @@
-"""Run the RUN steps of image builds in sandboxes of this node."""
+"""Images of a node's store, and builds into it, whose RUN steps run in sandboxes of the node."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from coldframe.images.base import BuildStep, Image, StepResult
+from coldframe.images.store import ImageStore
+from coldframe.node.assembly import ImageResolver
 from coldframe.node.life import Sandbox
-from coldframe.protocol.models import ExecRequest, ExecResult, SandboxSpec
+from coldframe.protocol.errors import CapabilityError, ImageError
+from coldframe.protocol.models import ExecRequest, ExecResult, ImageInfo, SandboxSpec
 from coldframe.protocol.network import EgressDecision, EgressEvent, NetworkPolicy
 from coldframe.runtimes.base import SandboxHandle
 
@@ -75,3 +80,66 @@ def _sentence(event: EgressEvent) -> str:
     host = event.name or event.address or "something"
     port = f" port {event.port}" if event.port and event.name is None else ""
     return f"refused {host}{port} ({event.reason})"
+
+
+class Builder:
+    """Builds into the store of a node, if it has one."""
+
+    def __init__(self, images: ImageResolver, runtime: str, steps: SandboxSteps) -> None:
+        """`runtime` is the name of what makes the sandboxes of `steps`."""
+        self._images, self._runtime = images, runtime
+        self.run_step = steps
+
+    def list(self) -> tuple[ImageInfo, ...] | None:
+        """See `Node.list_images`."""
+        if not isinstance(self._images, ImageStore):
+            return None
+        return tuple(
+            ImageInfo(
+                name=record.name,
+                digest=record.digest,
+                layers=record.layers,
+                created_at=record.created_at,
+                size_bytes=record.size_bytes,
+            )
+            for record in self._images.list()
+        )
+
+    async def build(
+        self,
+        name: str,
+        context: Path,
+        *,
+        dockerfile: Path | None = None,
+        build_args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        **options: Any,
+    ) -> Image:
+        """See `Node.build_image`."""
+        from coldframe.images.build import BuildOptions, build
+
+        chosen = BuildOptions(dockerfile, dict(build_args or {}), target)
+        return await build(self._store(), name, context, self.run_step, options=chosen, **options)
+
+    async def build_from(
+        self, name: str, archive: AsyncIterator[bytes], *, dockerfile: str, **options: Any
+    ) -> Image:
+        """See `Node.build_image_from`."""
+        from coldframe.node import contexts
+
+        async with contexts.unpacked(self._store(), archive) as context:
+            for rules in (".dockerignore", f"{dockerfile}.dockerignore"):
+                contexts.within(context, rules)
+            file = contexts.within(context, dockerfile)
+            try:
+                return await self.build(name, context, dockerfile=file, **options)
+            except ImageError as error:  # where it lies here says nothing to who sent it
+                said = str(error).replace(f"{context}/", "").replace(str(context), ".")
+                raise type(error)(said) from error
+
+    def _store(self) -> ImageStore:
+        if not isinstance(self._images, ImageStore):
+            raise CapabilityError(
+                f"runtime {self._runtime!r} has no image store to build into; use native"
+            )
+        return self._images

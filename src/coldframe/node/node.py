@@ -12,30 +12,27 @@ import contextlib
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from coldframe.host import forks, gc
 from coldframe.images.base import BuildStep, Image, StepResult
 from coldframe.node import fingerprints, machine
-from coldframe.node.assembly import ImageResolver, assemble
-from coldframe.node.build import SandboxSteps
-from coldframe.node.execs import Execs
+from coldframe.node.assembly import ImageResolver
+from coldframe.node.build import Builder, SandboxSteps
 from coldframe.node.files import GuardedFiles
-from coldframe.node.home import NodeHome
-from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
-from coldframe.node.operations import CreateOperation, Operations
+from coldframe.node.operations import CreateOperation
 from coldframe.node.quotas import OWNER_LABEL, in_use, require_room
-from coldframe.node.sandboxes import CloseReport, Load, Sandboxes
+from coldframe.node.sandboxes import CloseReport, Load
 from coldframe.node.settings import NodeSettings
+from coldframe.node.works import open_works
 from coldframe.protocol.errors import (
     CapabilityError,
     ClientClosedError,
-    ImageError,
     SandboxNotFoundError,
 )
 from coldframe.protocol.ids import check_operation_id, new_node_id
@@ -61,11 +58,8 @@ from coldframe.protocol.models import (
     Stream,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
-from coldframe.protocol.resources import Amounts, NodeResources
-from coldframe.runtimes.base import FileAccess, Found, NothingFoundError, Outlives, Runtime
-
-if TYPE_CHECKING:
-    from coldframe.images.store import ImageStore
+from coldframe.protocol.resources import NodeResources
+from coldframe.runtimes.base import FileAccess, Runtime
 
 _LEDGER_SCANS = 2
 
@@ -134,76 +128,23 @@ class Node:
         """
         if self._open:
             return
-        if self._outlive and not await self._go_on():
-            await self._begin(NodeHome(self.settings.home, self.id, daemon=True))
-        elif not self._outlive:
-            await self._begin(NodeHome(self.settings.home, self.id))
+        self._works = await open_works(
+            self.settings, self._given, self.id, outlive=self._outlive, daemon=self._daemon
+        )
+        self.id = self._works.home.node_id
+        self.runtime, self.images = self._works.runtime, self._works.images
+        self._builder = Builder(
+            self.images,
+            self.runtime.name,
+            SandboxSteps(
+                begin=self._works.sandboxes.begin,
+                ready=self._works.sandboxes.made_or_undone,
+                run=self._run_in,
+                end=partial(self._works.sandboxes.end, expired=False),
+            ),
+        )
         self._open = True
         _open_nodes.add(self)
-
-    async def _go_on(self) -> bool:
-        """Go on with the node that another process has left; False: there is none."""
-        for home in NodeHome.left(self.settings.home, self._daemon):
-            try:
-                await self._begin(home, left=True)
-            except NothingFoundError:
-                continue
-            return True
-        return False
-
-    async def _begin(self, home: NodeHome, *, left: bool = False) -> None:
-        self.id, self._home, self._legacy = home.node_id, home, Legacy()
-        with ExitStack() as undo:
-            if left:
-                undo.callback(home.let_go)
-            else:
-                home.acquire()
-                undo.callback(home.release)
-            with ExitStack() as stores:
-                self.runtime, self.images = assemble(self.settings, self.id, *self._given, stores)
-                if self._outlive and isinstance(self.runtime, Outlives):
-                    lock = None if left else home.lock
-                    self.runtime.outlive(self._legacy, lock, self.settings.grace_s)
-                    self._legacy.runtime = self.runtime
-                elif left:
-                    raise NothingFoundError
-                await self.runtime.start()
-                self._undo = stores.pop_all()
-            undo.pop_all()
-        found = Found()
-        if self._legacy.runtime is not None:
-            found = self._legacy.runtime.found
-            if left:
-                home.go_on(self._legacy.runtime.lock())
-        self._expired = home.open_expired(self.settings.expired_ids)
-        self._operations = Operations(self.settings, self._expired, self._legacy)
-        self._execs = Execs(self.settings, self._operations)
-        self._sandboxes = Sandboxes(
-            self.settings, self.id, self.runtime, self._execs, home.counts, legacy=self._legacy
-        )
-        self._register = self._sandboxes.register
-        self._have(found)
-
-    def _have(self, found: Found) -> None:
-        """Have the records again that another process had."""
-        self._sandboxes.go_on(found)
-        for one in found.sandboxes:
-            sandbox = self._register.find(one.id)
-            if one.handle is not None and not one.spec.network.empty:
-                self._legacy.note(sandbox)
-            if sandbox.operation_id is not None and not self._operations.is_over(
-                sandbox.operation_id
-            ):
-                self._operations.go_on_create(sandbox)
-        for command in found.execs:
-            try:
-                sandbox = self._register.find(command.sandbox_id)
-            except SandboxNotFoundError:
-                self._operations.refuse(command.operation_id)
-            if self._operations.is_over(command.operation_id):
-                self._legacy.drop_exec(command.operation_id)
-            else:
-                self._execs.go_on(command, sandbox)
 
     async def leave(self) -> int | None:
         """Close and end nothing: another process goes on. Twice is fine.
@@ -211,43 +152,24 @@ class Node:
         Where nothing can outlive this process, or there is nothing to be left, everything ends as
         by `close`. Else the lock that says that a process serves the node is returned, still held.
         """
-        if not self._open:
-            return None
-        nothing = not any(self._register.known()) and not len(self._operations)
-        if self._legacy.runtime is None or nothing:
-            await self.close()
-            return None
-        self._open = False
+        return await self._works.leave() if self._shut() else None
+
+    def _shut(self) -> bool:
+        """Take no more calls; return whether it did."""
+        was_open, self._open = self._open, False
         _open_nodes.discard(self)
-        self._sandboxes.leave()
-        try:
-            await self._legacy.runtime.leave()
-        finally:
-            self._undo.close()
-            self._expired.close()
-            daemon = self._home.leave()
-        return daemon
+        return was_open
 
     def abandon(self) -> None:
         """See `forks.Owner`."""
-        self._open = False
-        _open_nodes.discard(self)
+        self._shut()
 
     async def close(self) -> CloseReport:
         """End every sandbox, whatever fails meanwhile, and say what could not be ended.
 
         Twice is fine.
         """
-        if not self._open:
-            return CloseReport()
-        self._open = False
-        _open_nodes.discard(self)
-        try:
-            return await self._sandboxes.close()
-        finally:
-            self._undo.close()
-            self._expired.close()
-            self._home.release()
+        return await self._works.close() if self._shut() else CloseReport()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -297,16 +219,16 @@ class Node:
         self._require_open()
         if operation_id is None:
             sandbox = self._begin_sandbox(spec, quota)
-            info = await self._sandboxes.made_or_undone(sandbox)
-            self._sandboxes.claim(sandbox)
+            info = await self._works.sandboxes.made_or_undone(sandbox)
+            self._works.sandboxes.claim(sandbox)
             return info
-        known = self._operations.find_create(check_operation_id(operation_id), spec)
+        known = self._works.operations.find_create(check_operation_id(operation_id), spec)
         if known is None:
             sandbox = self._begin_sandbox(spec, quota, operation_id)
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
-            self._operations.add(known)
-            sandbox.creating.then(partial(self._operations.settle, known))
+            self._works.operations.add(known)
+            sandbox.creating.then(partial(self._works.operations.settle, known))
         return await known.ended
 
     def _begin_sandbox(
@@ -316,7 +238,7 @@ class Node:
         if quota is not None and quota != Quota():
             owner = spec.labels.get(OWNER_LABEL, "")
             require_room(quota, owner, spec, self.specs({OWNER_LABEL: owner}))
-        return self._sandboxes.begin(spec, image, operation_id=operation_id)
+        return self._works.sandboxes.begin(spec, image, operation_id=operation_id)
 
     async def get(self, id_or_name: str) -> SandboxInfo:
         """Return what is known of a sandbox: by id also when it has ended, by name while live."""
@@ -326,14 +248,14 @@ class Node:
         """Return the sandboxes that have not ended and carry all these labels, oldest first."""
         self._require_open()
         wanted = (labels or {}).items()
-        live = self._register.live()
+        live = self._works.register.live()
         return tuple(s.info() for s in live if wanted <= s.spec.labels.items())
 
     def specs(self, labels: Mapping[str, str]) -> Iterator[SandboxSpec]:
         """Yield what those were asked for that have not ended and carry all these labels."""
         self._require_open()
         wanted = labels.items()
-        return (s.spec for s in self._register.live() if wanted <= s.spec.labels.items())
+        return (s.spec for s in self._works.register.live() if wanted <= s.spec.labels.items())
 
     def spec_of(self, id_or_name: str) -> SandboxSpec | None:
         """Return what was asked for under an id or name; None: it is not known."""
@@ -358,7 +280,7 @@ class Node:
         sandbox = self._find(id_or_name)
         if not sandbox.ended:
             sandbox.require_version(expected_version)
-        await self._sandboxes.end(sandbox, expired=False)
+        await self._works.sandboxes.end(sandbox, expired=False)
         return sandbox.info()
 
     async def renew(
@@ -371,12 +293,12 @@ class Node:
         """
         sandbox = self._find(id_or_name)
         sandbox.require_ready(expected_version)
-        self._sandboxes.leases.renew(sandbox, ttl_s)
+        self._works.sandboxes.leases.renew(sandbox, ttl_s)
         return sandbox.info()
 
     def _find(self, id_or_name: str) -> Sandbox:
         self._require_open()
-        return self._register.find(id_or_name)
+        return self._works.register.find(id_or_name)
 
     # --- commands ---------------------------------------------------------------------
 
@@ -397,15 +319,15 @@ class Node:
             CapacityError: too much is running or waiting.
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
-        operation = self._execs.begin(self._find(id_or_name), request)
+        operation = self._works.execs.begin(self._find(id_or_name), request)
         if told is None:
             return await operation.ended
         return await operation.ended.tell(told)
 
     async def start_exec(self, id_or_name: str, request: ExecRequest) -> str:
         """Start a command; return its operation id once it runs. Raises as `exec`."""
-        operation = self._execs.begin(self._find(id_or_name), request)
-        await self._execs.until_started(operation)
+        operation = self._works.execs.begin(self._find(id_or_name), request)
+        await self._works.execs.until_started(operation)
         return operation.id
 
     async def wait_exec(self, operation_id: str) -> ExecResult:
@@ -415,18 +337,18 @@ class Node:
             OperationNotFoundError, OperationExpiredError: see `Operations`.
         """
         self._require_open()
-        return await self._operations.get(operation_id).ended
+        return await self._works.operations.get(operation_id).ended
 
     async def poll_exec(self, operation_id: str) -> ExecResult | None:
         """Return how a command ended, None while it runs. Raises as `wait_exec`."""
         self._require_open()
-        ended = self._operations.get(operation_id).ended
+        ended = self._works.operations.get(operation_id).ended
         return ended.result() if ended.done() else None
 
     def exec_started(self, operation_id: str) -> bool:
         """Whether a command is known to run, or to have ended. Raises as `wait_exec`."""
         self._require_open()
-        return self._operations.get(operation_id).started.done()
+        return self._works.operations.get(operation_id).started.done()
 
     async def read_output(
         self,
@@ -438,24 +360,24 @@ class Node:
     ) -> OutputChunk:
         """Return bytes of a stream from a cursor on; with `wait`, at least one byte or eof."""
         self._require_open()
-        return await self._execs.read(operation_id, stream, cursor, max_bytes, wait)
+        return await self._works.execs.read(operation_id, stream, cursor, max_bytes, wait)
 
     async def write_stdin(self, operation_id: str, data: bytes) -> None:
         """Write to a command's stdin. Raises as `RunningExec.write_stdin`."""
         self._require_open()
-        await self._execs.write_stdin(operation_id, data)
+        await self._works.execs.write_stdin(operation_id, data)
 
     async def close_stdin(self, operation_id: str) -> None:
         """Give a command end of file. Twice, or after its end, is fine."""
         self._require_open()
-        await self._execs.close_stdin(operation_id)
+        await self._works.execs.close_stdin(operation_id)
 
     async def signal(
         self, operation_id: str, signum: int, scope: SignalScope = SignalScope.GROUP
     ) -> int:
         """Send a signal; return how many processes it reached (0: it had ended)."""
         self._require_open()
-        return await self._execs.signal(operation_id, signum, scope)
+        return await self._works.execs.signal(operation_id, signum, scope)
 
     async def cancel_exec(self, operation_id: str) -> None:
         """Kill a command once it runs, and all that it started; twice, or after its end, is fine.
@@ -465,22 +387,22 @@ class Node:
             NotExecutedError and its kin: it was never started.
         """
         self._require_open()
-        await self._execs.cancel(operation_id)
+        await self._works.execs.cancel(operation_id)
 
     async def resize(self, operation_id: str, rows: int, cols: int) -> None:
         """Set the size of a command's terminal."""
         self._require_open()
-        await self._execs.resize(operation_id, rows, cols)
+        await self._works.execs.resize(operation_id, rows, cols)
 
     async def mark(self, operation_id: str) -> tuple[int, int]:
         """Drain what is in the pipes now; return the totals of stdout and stderr."""
         self._require_open()
-        return await self._execs.mark(operation_id)
+        return await self._works.execs.mark(operation_id)
 
     async def forget(self, operation_id: str) -> None:
         """Drop an ended command's kept output. Its result stays, what it left running goes on."""
         self._require_open()
-        await self._execs.forget(operation_id)
+        await self._works.execs.forget(operation_id)
 
     # --- what is inside ---------------------------------------------------------------
 
@@ -534,7 +456,7 @@ class Node:
         await sandbox.require_ready(expected_version).set_network(policy)
         sandbox.asked = sandbox.asked or sandbox.spec
         sandbox.spec = sandbox.spec.model_copy(update={"network": policy})
-        self._legacy.note(sandbox)
+        self._works.legacy.note(sandbox)
         return sandbox.info()
 
     async def egress_events(
@@ -577,27 +499,16 @@ class Node:
     def load(self) -> Load:
         """How much there is of what, at this moment."""
         self._require_open()
-        return self._sandboxes.load()
+        return self._works.sandboxes.load()
 
     async def resources(self) -> NodeResources:
         """What there is of everything, what sandboxes are limited to, and what is free."""
         load = self.load()
-        found = await asyncio.to_thread(machine.measure, self.settings.home)
-        used, most = in_use(self.specs({})), self.settings.max_sandboxes
-        return NodeResources(
-            capacity=Amounts(
-                sandboxes=most,
-                cpu=found.cpu.whole,
-                memory_bytes=int(found.memory.whole),
-                disk_bytes=int(found.disk.whole),
-            ),
-            in_use=used,
-            free=Amounts(
-                sandboxes=max(0, most - used.sandboxes),
-                cpu=found.cpu.free,
-                memory_bytes=int(found.memory.free),
-                disk_bytes=int(found.disk.free),
-            ),
+        return await asyncio.to_thread(
+            machine.resources,
+            self.settings.home,
+            in_use(self.specs({})),
+            most=self.settings.max_sandboxes,
             running=load.running,
             waiting=load.waiting,
         )
@@ -606,15 +517,15 @@ class Node:
         """Count every sandbox there ever was, and compare the kernel with those that live."""
         self._require_open()
         for _ in range(_LEDGER_SCANS):
-            changes = self._register.changes
-            leaks = await self.runtime.leaks(self._register.in_kernel)
-            if not leaks or changes == self._register.changes:
+            changes = self._works.register.changes
+            leaks = await self.runtime.leaks(self._works.register.in_kernel)
+            if not leaks or changes == self._works.register.changes:
                 break
         else:
             # Sandboxes never stopped coming and going: what names one of them is no stray.
-            names = {sandbox.id for sandbox in self._register.known()}
+            names = {sandbox.id for sandbox in self._works.register.known()}
             leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
-        return self._register.ledger(leaks)
+        return self._works.register.ledger(leaks)
 
     async def events(
         self,
@@ -633,85 +544,39 @@ class Node:
             CursorExpiredError: what followed the cursor is kept no longer in whole.
         """
         self._require_open()
-        return await self._register.events.read(cursor, limit, owner=owner, wait=wait)
+        return await self._works.register.events.read(cursor, limit, owner=owner, wait=wait)
 
     def list_images(self) -> tuple[ImageInfo, ...] | None:
         """Return the named images of the store; None: there is none, and any name will do."""
         self._require_open()
-        from coldframe.images.store import ImageStore
+        return self._builder.list()
 
-        if not isinstance(self.images, ImageStore):
-            return None
-        return tuple(
-            ImageInfo(
-                name=record.name,
-                digest=record.digest,
-                layers=record.layers,
-                created_at=record.created_at,
-                size_bytes=record.size_bytes,
-            )
-            for record in self.images.list()
-        )
+    async def build_image(self, name: str, context: Path, **options: Any) -> Image:
+        """Build a Dockerfile into the node's store.
 
-    async def build_image(
-        self,
-        name: str,
-        context: Path,
-        *,
-        dockerfile: Path | None = None,
-        build_args: Mapping[str, str] | None = None,
-        target: str | None = None,
-        **options: Any,
-    ) -> Image:
-        """Build a Dockerfile into the node's store; options and errors as `images.build.build`.
+        Options: `dockerfile` (a path), `build_args`, `target`, and those of `images.build.build`,
+        as are the errors.
 
         Raises:
             CapabilityError: the node's images are no store that can be built into.
         """
-        from coldframe.images.build import BuildOptions, build
-
-        chosen = BuildOptions(dockerfile, dict(build_args or {}), target)
-        return await build(self._store(), name, context, self.run_step, options=chosen, **options)
+        self._require_open()
+        return await self._builder.build(name, context, **options)
 
     async def build_image_from(
         self, name: str, archive: AsyncIterator[bytes], *, dockerfile: str, **options: Any
     ) -> Image:
         """As `build_image`; the context is a tar that is not trusted, `dockerfile` a name in it."""
-        from coldframe.node import contexts
-
-        async with contexts.unpacked(self._store(), archive) as context:
-            for rules in (".dockerignore", f"{dockerfile}.dockerignore"):
-                contexts.within(context, rules)
-            file = contexts.within(context, dockerfile)
-            try:
-                return await self.build_image(name, context, dockerfile=file, **options)
-            except ImageError as error:  # where it lies here says nothing to who sent it
-                said = str(error).replace(f"{context}/", "").replace(str(context), ".")
-                raise type(error)(said) from error
-
-    def _store(self) -> ImageStore:
         self._require_open()
-        from coldframe.images.store import ImageStore
-
-        if not isinstance(self.images, ImageStore):
-            raise CapabilityError(
-                f"runtime {self.runtime.name!r} has no image store to build into; use native"
-            )
-        return self.images
+        return await self._builder.build_from(name, archive, dockerfile=dockerfile, **options)
 
     async def run_step(self, step: BuildStep) -> StepResult:
         """See `RunStep`: run one build step in a sandbox of this node."""
         self._require_open()
-        steps = SandboxSteps(
-            begin=self._sandboxes.begin,
-            ready=self._sandboxes.made_or_undone,
-            run=self._run_in,
-            end=partial(self._sandboxes.end, expired=False),
-        )
-        return await steps(step)
+        return await self._builder.run_step(step)
 
     async def _run_in(self, sandbox: Sandbox, request: ExecRequest) -> ExecResult:
-        return await self._execs.begin(sandbox, request).ended
+        return await self._works.execs.begin(sandbox, request).ended
 
     @asynccontextmanager
     async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[SandboxInfo]:

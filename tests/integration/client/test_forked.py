@@ -51,7 +51,7 @@ def use(loop, node, info, handle, running):
             raise AssertionError("a child has used its parent's node")
     for close in (node.runtime.close, node.close):
         asyncio.new_event_loop().run_until_complete(close())
-    node._home.release()
+    node._works.home.release()
     handle.parts.files.close()
     loop.close()
 
@@ -67,8 +67,8 @@ def main():
     big = ExecRequest(command="head -c 300000 /dev/zero", window_bytes=10, operation_id="big")
     loop.run_until_complete(node.exec(info.id, big))
     kept = {"node": node, "loop": loop, "info": info}
-    kept["handle"] = node._register.find(info.id).handle
-    kept["running"] = node._operations.get("cat").running
+    kept["handle"] = node._works.register.find(info.id).handle
+    kept["running"] = node._works.operations.get("cat").running
 
     if "pool" in how:
         child = multiprocessing.get_context("fork").Process(

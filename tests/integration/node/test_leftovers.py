@@ -24,7 +24,7 @@ async def test_leftovers_that_have_ended_hold_no_descriptors(
 ) -> None:
     """An agent that starts things in the background would else use up what all share."""
     sandbox = await native_node.create_sandbox(spec)
-    record = native_node._register.find(sandbox.id)
+    record = native_node._works.register.find(sandbox.id)
     request = ExecRequest(command="sleep 0.01 & echo early")
     await native_node.exec(sandbox.id, request)
     before = _open_files()
@@ -77,7 +77,7 @@ async def test_late_output_that_is_dropped_is_refused(native_node: Node, spec: S
     """A log without its end must not look whole."""
     sandbox = await native_node.create_sandbox(spec)
     (asked,) = await _leave_and_end(native_node, sandbox.id, 1, 1 << 20)
-    await native_node._execs._outputs.settle(native_node._register.find(sandbox.id))
+    await native_node._works.execs._outputs.settle(native_node._works.register.find(sandbox.id))
     await native_node.forget(asked)
 
     chunk = await native_node.read_output(asked, "stdout", 0, 100)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.root
 
 def handle_of(node: Node, sandbox_id: str) -> NativeSandbox:
     """The runtime's side of a sandbox."""
-    handle = node._register.find(sandbox_id).handle
+    handle = node._works.register.find(sandbox_id).handle
     assert isinstance(handle, NativeSandbox)
     return handle
 

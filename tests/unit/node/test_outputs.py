@@ -58,7 +58,7 @@ async def test_output_of_expired_result_is_given_back(make_node: NodeMaker) -> N
 
     with pytest.raises(OperationExpiredError):
         await node.read_output(results[0].operation_id)
-    assert node._execs._outputs._kept_bytes == 200 * KIB
+    assert node._works.execs._outputs._kept_bytes == 200 * KIB
 
 
 async def test_output_of_one_sandbox_never_takes_the_room_of_others(make_node: NodeMaker) -> None:
@@ -86,7 +86,7 @@ async def test_spools_of_concurrent_commands_fit_their_sandbox(make_node: NodeMa
         for n in range(100)
     ]
     await asyncio.gather(*(node.start_exec(sandbox.id, request) for request in requests))
-    record = node._register.find(sandbox.id)
+    record = node._works.register.find(sandbox.id)
     assert record.spool_bytes <= share
 
     for request in requests:
@@ -103,7 +103,7 @@ async def test_output_of_leftovers_counts_until_they_are_gone(make_node: NodeMak
     """They may still fill their spool; then they count for what they wrote."""
     node = await make_node()
     sandbox = await node.create_sandbox(SPEC)
-    record = node._register.find(sandbox.id)
+    record = node._works.register.find(sandbox.id)
     request = ExecRequest(command="echo on; (sleep 60 & )", spool_bytes=1 << 20, window_bytes=2)
     result = await node.exec(sandbox.id, request)
     assert result.leftovers
@@ -112,4 +112,4 @@ async def test_output_of_leftovers_counts_until_they_are_gone(make_node: NodeMak
     await node.delete(sandbox.id)
 
     assert record.spool_bytes == 3
-    assert node._execs._outputs._kept_bytes == 3
+    assert node._works.execs._outputs._kept_bytes == 3
