@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 
 import pytest
 
-pytest_plugins = [
-    name
-    for name in (
-        "tests.fixtures.repository",
-        "tests.fixtures.images",
-        "tests.fixtures.runtime",
-        "tests.fixtures.client",
-        "tests.fixtures.service",
-        "tests.fixtures.restart",
-        "tests.fixtures.redis",
-        "tests.fixtures.egress",
-    )
-    if importlib.util.find_spec(name) is not None
-]
+pytest_plugins = (
+    "tests.fixtures.repository",
+    "tests.fixtures.images",
+    "tests.fixtures.runtime",
+    "tests.fixtures.client",
+    "tests.fixtures.service",
+    "tests.fixtures.restart",
+    "tests.fixtures.redis",
+    "tests.fixtures.egress",
+)
 
 FIRST = ("tests/integration/guest/", "tests/integration/examples/")
 """What takes longest begins first, so that nothing runs alone at the end."""
