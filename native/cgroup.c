@@ -351,16 +351,16 @@ int cgroup_exec_create(struct exec *exec)
 {
 	static uint64_t last;
 	struct sandbox *sandbox = exec->sandbox;
+	bool spare = sandbox->spare_cgroups > 0;
 	char name[32];
 	int fd;
 
-	exec->cgroup = sandbox->spare_cgroup ? sandbox->spare_cgroup : ++last;
+	exec->cgroup = spare ? sandbox->spare_cgroup[--sandbox->spare_cgroups] : ++last;
 	cgroup_exec_name(exec, "", name, sizeof(name));
-	if (!sandbox->spare_cgroup && mkdirat(sandbox->cgroup, name, 0755) < 0) {
+	if (!spare && mkdirat(sandbox->cgroup, name, 0755) < 0) {
 		exec->cgroup = 0;
 		return -errno;
 	}
-	sandbox->spare_cgroup = 0;
 	fd = openat(sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	return fd < 0 ? -errno : fd;
 }
@@ -379,10 +379,11 @@ static int populated(const struct exec *exec)
 int cgroup_exec_remove(const struct exec *exec)
 {
 	struct sandbox *sandbox = exec->sandbox;
+	bool room = sandbox->spare_cgroups < SPARE_CGROUPS_MAX;
 	char name[32];
 
-	if (!sandbox->spare_cgroup && !exec->cgroup_killed && !bases->split && populated(exec) == 0) {
-		sandbox->spare_cgroup = exec->cgroup;
+	if (room && !exec->cgroup_killed && !bases->split && populated(exec) == 0) {
+		sandbox->spare_cgroup[sandbox->spare_cgroups++] = exec->cgroup;
 		return 0;
 	}
 	cgroup_exec_name(exec, "", name, sizeof(name));

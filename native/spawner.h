@@ -38,6 +38,7 @@ enum slot {
 #define KILLERS_MAX 8u
 #define SIGNALS_MAX 8u
 #define V1_MAX 3u
+#define SPARE_CGROUPS_MAX 8u
 #define ID_MAX 64u
 #define INLINE_MAX (1u << 20)
 #define SPOOL_MIN 8192u
@@ -115,7 +116,9 @@ struct sandbox {
 	int channel; /* socket whose other end only pid 1 holds */
 	int root;
 	int cgroup; /* its directory in the unified hierarchy */
-	uint64_t spare_cgroup; /* number of one that an exec has left empty, for the next; or 0 */
+	/* Numbers of those that execs have left empty, for the next ones: to make one costs more. */
+	uint64_t spare_cgroup[SPARE_CGROUPS_MAX];
+	unsigned spare_cgroups;
 	int oom; /* counts OOM kills; -1 without a memory limit */
 	struct limits limits;
 	uint64_t ooms_seen;

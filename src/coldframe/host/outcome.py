@@ -21,11 +21,12 @@ class Outcome(Generic[T]):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._done = False
-        self._results: tuple[T, ...] = ()
+        self._result: T
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._waiters: dict[asyncio.Future[None], None] = {}
-        self._callbacks: list[Callable[[Outcome[T]], None]] = []
+        # Nothing that is empty: a node keeps thousands that are done.
+        self._waiters: dict[asyncio.Future[None], None] | None = None
+        self._callbacks: list[Callable[[Outcome[T]], None]] | None = None
 
     def done(self) -> bool:
         """Whether it is known."""
@@ -45,11 +46,11 @@ class Outcome(Generic[T]):
             raise self._error.with_traceback(self._traceback)
         if not self._done:
             raise asyncio.InvalidStateError("it is not known yet")
-        return self._results[0]
+        return self._result
 
     def set_result(self, result: T) -> None:
         """Say how it came out, once."""
-        self._results = (result,)
+        self._result = result
         self._settle()
 
     def set_exception(self, error: BaseException) -> None:
@@ -61,8 +62,19 @@ class Outcome(Generic[T]):
         """Call `callback` in the moment it is known, before any that wait go on."""
         if self._done:
             callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
+
+    def settled(self) -> Outcome[T]:
+        """The same of one that is done, without what led to it."""
+        alone: Outcome[T] = Outcome()
+        if self._error is None:
+            alone.set_result(self.result())
+        else:
+            alone.set_exception(self._error)
+        return alone
 
     async def tell(self, callback: Callable[[T], None]) -> T:
         """As waiting for it; `callback` gets a result in the moment it is known."""
@@ -81,23 +93,26 @@ class Outcome(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
             waiter: asyncio.Future[None] = self._loop.create_future()
+            if self._waiters is None:
+                self._waiters = {}
             self._waiters[waiter] = None
             try:
                 yield from waiter
             finally:
-                self._waiters.pop(waiter, None)
+                if self._waiters is not None:
+                    self._waiters.pop(waiter, None)
         return self.result()
 
     def _settle(self) -> None:
         if self._done:
             raise asyncio.InvalidStateError("it is known already")
         self._done = True
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
             try:
                 callback(self)
             except Exception as error:  # noqa: BLE001 - the loop reports it, as for a future's

@@ -104,9 +104,12 @@ class Execs:
         self._running += 1
         sandbox.execs[operation_id] = operation
         self._operations.add(operation)
-        operation.ended = Undertaking(self._run(operation), at_once=True)
-        operation.ended.then(partial(self._on_end, operation))
+        self._follow(operation, Undertaking(self._run(operation), at_once=True))
         return operation
+
+    def _follow(self, operation: ExecOperation, ended: Undertaking[ExecResult]) -> None:
+        operation.ended, operation.task = ended, ended.task
+        ended.then(partial(self._on_end, operation))
 
     def go_on(self, found: FoundExec, sandbox: Sandbox) -> None:
         """Follow a command that another process had begun, and that may have ended."""
@@ -121,10 +124,9 @@ class Execs:
         sandbox.execs[operation.id] = operation
         self._operations.add(operation)
         self._outputs.go_on(operation, found.request.spool_bytes)
-        operation.ended = Undertaking(self._follow(operation, found.running))
-        operation.ended.then(partial(self._on_end, operation))
+        self._follow(operation, Undertaking(self._go_on(operation, found.running)))
 
-    async def _follow(self, operation: ExecOperation, running: RunningExec) -> ExecResult:
+    async def _go_on(self, operation: ExecOperation, running: RunningExec) -> ExecResult:
         try:
             return _completed(operation, await running.wait())
         except asyncio.CancelledError:
@@ -158,6 +160,7 @@ class Execs:
 
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
+        operation.ended, operation.task = ended.settled(), None
         self._running -= 1
         if not operation.started.done():
             operation.started.set_result(None)
@@ -201,19 +204,19 @@ class Execs:
 
     async def settle(self, sandbox: Sandbox) -> None:
         """Return when every operation of a sandbox that has ended has a result."""
-        tasks = [operation.ended.task for operation in sandbox.execs.values()]
-        if tasks:
+        if tasks := _tasks(sandbox.execs.values()):
             await asyncio.wait(tasks, timeout=_SETTLE_S)
-        left = list(sandbox.execs.values())
-        self._abandon(left)
+        left = _tasks(sandbox.execs.values())
+        self._abandon(list(sandbox.execs.values()))
         if left:
-            await asyncio.wait([operation.ended.task for operation in left])
+            await asyncio.wait(left)
         await self._outputs.settle(sandbox)
 
     def _abandon(self, operations: Iterable[ExecOperation]) -> None:
         for operation in operations:
             operation.abandoned = True
-            operation.ended.task.cancel()
+            if operation.task is not None:
+                operation.task.cancel()
 
     # --- output -----------------------------------------------------------------------
 
@@ -303,6 +306,10 @@ class Execs:
         self._outputs.drop(operation)
         if operation.running is not None:
             await operation.running.forget()
+
+
+def _tasks(operations: Iterable[ExecOperation]) -> list[asyncio.Task[None]]:
+    return [operation.task for operation in operations if operation.task is not None]
 
 
 def _was_killed(result: ExecResult) -> bool:

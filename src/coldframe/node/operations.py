@@ -7,14 +7,14 @@ to be refused; of those the newest `expired_ids` are remembered.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from asyncio import CancelledError
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from coldframe.host.outcome import Outcome, Undertaking
+from coldframe.host.outcome import Outcome
 from coldframe.node.expired import ExpiredIds
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
@@ -61,7 +61,9 @@ class ExecOperation:
     request: ExecRequest
     started: Outcome[None] = field(init=False, default_factory=Outcome)
     """Done when the command runs; never raises."""
-    ended: Undertaking[ExecResult] = field(init=False)
+    ended: Outcome[ExecResult] = field(init=False)
+    task: asyncio.Task[None] | None = None
+    """What leads to its end; None: it has ended."""
     running: RunningExec | None = None
     """Kept after the end while there is more to read than the result holds."""
     spool_bytes: int = 0
@@ -226,7 +228,7 @@ class Operations:
 
 
 def _may_run_again(error: BaseException) -> bool:
-    return isinstance(error, CancelledError) or (
+    return isinstance(error, asyncio.CancelledError) or (
         isinstance(error, ColdframeError)
         and error.retryable
         and error.execution is Execution.NOT_EXECUTED

@@ -28,9 +28,13 @@ class NodeSettings:
     """COLDFRAME_MAX_SANDBOXES: alive at once; more is refused."""
     create_slots: int = 16
     """COLDFRAME_CREATE_SLOTS: creates and destroys in progress at once; more wait their turn."""
-    exec_slots: int = 64
-    """COLDFRAME_EXEC_SLOTS: commands in their first moments at once; more wait their turn."""
-    exec_hold_s: float = 0.02
+    exec_slots: int = 3 * len(os.sched_getaffinity(0))
+    """COLDFRAME_EXEC_SLOTS: commands in their first moments at once; more wait their turn.
+
+    As many as keep the processors busy: what more would share them all end later, and who came
+    first may end last.
+    """
+    exec_hold_s: float = 0.01
     """COLDFRAME_EXEC_HOLD_S: a command gives its slot back when it ends or after this long.
 
     So short commands never pile up, and long ones never keep others from starting.
