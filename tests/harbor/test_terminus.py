@@ -34,9 +34,15 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def made(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Generation:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the job of `made` lies."""
+    return tmp_path_factory.mktemp("terminus") / "jobs" / "train" / "r"
+
+
+@pytest.fixture(scope="module")
+def made(engine: Engine, job: Path) -> Generation:
     """Run one job with every scenario."""
-    return _run(engine, tmp_path_factory.mktemp("terminus"), ("whole", *REJECTED))
+    return _run(engine, job.parents[2], ("whole", *REJECTED))
 
 
 def _run(engine: Engine, directory: Path, keys: Iterable[str], **agent_kwargs: Any) -> Generation:

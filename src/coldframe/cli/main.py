@@ -54,6 +54,8 @@ ROOMS: dict[str, Room] = {
     ),
     "rewards": Room("coldframe.cli.rewards:app", "Compute rewards again by a schema, list drift."),
     "splits": Room("coldframe.cli.splits:app", "Split tasks by group, and compare splits."),
+    "import": Room("coldframe.cli.imports:app", "Make runs of what other runners left."),
+    "export": Room("coldframe.cli.export:app", "Write attempts in the formats of others."),
     "ledger": Room(
         "coldframe.cli.ledger:ledger",
         "Account for every sandbox of this machine's nodes, against the kernel.",

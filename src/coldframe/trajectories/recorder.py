@@ -250,7 +250,7 @@ class Recorder:
 def totals(steps: tuple[Step, ...]) -> Totals:
     """Sum the steps; a sum over something unknown is unknown, not too small."""
     calls = [call for step in steps for call in step.calls]
-    model_steps = [step for step in steps if step.source == "model"]
+    model_steps = [step for step in steps if step.source != "solution"]
     return Totals(
         steps=len(steps),
         calls=len(calls),

@@ -116,7 +116,7 @@ class Step(Model):
     step as the document has it that it was imported from."""
     finish_reason: str | None = None
     usage: Usage = Usage()
-    model_attempts: int = Field(default=0, ge=0)
+    model_attempts: int | None = Field(default=0, ge=0)
     """Requests to the endpoint that this action took, retries included."""
     parse_failures: tuple[ParseFailure, ...] = ()
     calls: tuple[Call, ...] = ()

@@ -55,9 +55,10 @@ def evidence(trial: Any, *, split: str, policy: PolicyIdentity | None) -> Trial:
     directory = _directory(field_of(trial, "trial_uri"))
     if directory is not None:
         if not found.steps:
-            _compare(name, found.rewards, directory / "verifier")
+            hold_to_files(name, found.rewards, _files(directory / "verifier"), "verifier")
         for step in found.steps:
-            _compare(name, step.rewards, directory / "steps" / str(step.name) / "verifier")
+            where = f"steps/{step.name}/verifier"
+            hold_to_files(name, step.rewards, _files(directory / where), where)
     return found
 
 
@@ -104,23 +105,35 @@ def _directory(uri: Any) -> Path | None:
     return directory if directory.is_dir() else None
 
 
-def _compare(trial: str, rewards: Any, directory: Path) -> None:
+def _files(directory: Path) -> dict[str, bytes]:
+    """Return the reward files that are there, cut behind the largest that one may be."""
+    found = {}
+    for name in REWARD_FILES:
+        path = directory / name
+        if path.is_file():
+            with path.open("rb") as file:
+                found[name] = file.read(MAX_REWARD_BYTES + 1)
+    return found
+
+
+def hold_to_files(trial: str, rewards: Any, files: Mapping[str, bytes], where: str) -> None:
     """Hold a result to the verifier's own file: Harbor makes numbers of text and bools.
 
+    Args:
+        files: the reward files that are there, by name.
+        where: names their directory in messages.
     Raises:
         ContractError: there are two files, it is no reward by our rules, or it says otherwise.
     """
-    files = [one for name in REWARD_FILES if (one := directory / name).is_file()]
     if not files or rewards is None:
         return
-    field = f"{directory.name}/{files[0].name}"
-    if len(files) > 1:
+    (name, content), *others = files.items()
+    field = f"{where}/{name}"
+    if others:
         problem = "there are two reward files, and one of them may be the agent's"
-        raise ContractError(trial, field, [one.name for one in files], problem, rule="reward_file")
-    with files[0].open("rb") as file:
-        content = file.read(MAX_REWARD_BYTES + 1)
+        raise ContractError(trial, field, list(files), problem, rule="reward_file")
     try:
-        written = parse_reward(content, files[0].name)
+        written = parse_reward(content, name)
     except RewardInvalidError as error:
         problem = f"is no reward: {error}"
         raise ContractError(trial, field, content[:80], problem, rule="reward_file") from error

@@ -1,0 +1,77 @@
+"""`coldframe export`: attempts in the formats of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coldframe.cli import render
+from coldframe.protocol.errors import InvalidRequestError
+from coldframe.rollouts.directory import AttemptKey, RunDirectory
+from coldframe.rollouts.run import open_run, ordered
+from coldframe.trajectories.schema import Trajectory
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def group() -> None:
+    """Write attempts in the formats of others."""
+
+
+@app.command("atif")
+def atif(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets one ATTEMPT.json per attempt.")],
+    attempt: Annotated[
+        str | None, typer.Option(metavar="TASK.SAMPLE.ATTEMPT", help="Only this one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Write attempts as ATIF 1.7, which Harbor's own validator takes.
+
+    A step holds the answer, its tool calls, what the model was shown, and, where the run was
+    captured with --capture tokens, the exact token ids and log-probabilities. Rewards, failures and
+    what is not known stand under extra.coldframe. An attempt without any step, which ATIF cannot
+    hold, is refused by name. Exit code: 0 all are written, 1 some were refused.
+
+    Example: coldframe export atif runs/mine --out atif
+    """
+    from coldframe.integrations.harbor_trials import AtifExportError
+    from coldframe.trajectories.store import write_json
+
+    _, results = open_run(run)
+    chosen = [(key, one) for key, one in ordered(results) if attempt in (None, str(key))]
+    if not chosen:
+        known = ", ".join(map(str, list(results)[:20])) or "none"
+        wanted = "an attempt" if attempt is None else f"{attempt!r}"
+        raise InvalidRequestError(f"{run}: {wanted} has no result; there are: {known}")
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[str] = []
+    refused: list[dict[str, str]] = []
+    for key, one in chosen:
+        path = out / f"{key}.json"
+        try:
+            write_json(path, _document(RunDirectory(run), key, one))
+            written.append(str(path))
+        except AtifExportError as error:
+            refused.append({"attempt": str(key), "problem": str(error)})
+    if as_json:
+        print(json.dumps({"written": written, "refused": refused}))
+    else:
+        for gone in refused:
+            print(render.sentence(f"refused: {gone['problem']}"))
+        print(f"{len(written)} attempts written to {out}, {len(refused)} refused")
+    return 1 if refused else 0
+
+
+def _document(directory: RunDirectory, key: AttemptKey, one: Trajectory) -> dict[str, Any]:
+    from coldframe.integrations.harbor_trials import to_atif
+    from coldframe.trajectories.calls import read_calls
+
+    journal = directory.calls(key)
+    calls = read_calls(journal) if journal.is_file() else None
+    return to_atif(one, directory.blobs, str(key), calls)

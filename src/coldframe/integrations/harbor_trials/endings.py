@@ -1,0 +1,157 @@
+"""What a trial of Harbor's came to, in our words: rewards, or whose failure it was.
+
+Harbor names an exception by its class. Where that does not say whose it is, the phase does that
+had begun last, as it does for exceptions of our own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from coldframe.integrations.harbor_rl.trials import REWARD_FILES, hold_to_files
+from coldframe.integrations.harbor_trials.reading import Folder
+from coldframe.integrations.harbor_trials.results import ExceptionInfo, Part, TrialResult
+from coldframe.learning.contracts import ContractError
+from coldframe.learning.contracts.values import is_number
+from coldframe.protocol.errors import (
+    CreateError,
+    HarnessError,
+    InferenceError,
+    RewardInvalidError,
+    RewardMissingError,
+    Side,
+    VerifierDeadlineError,
+    VerifierError,
+)
+from coldframe.rollouts.attribution import MAX_TEXT, Phase
+from coldframe.rollouts.rewards import MAX_REWARD_BYTES
+from coldframe.trajectories.recorder import plain_text
+from coldframe.trajectories.schema import Failure, PolicyFailure, Termination
+
+_POLICY = {
+    "AgentTimeoutError": Termination.AGENT_DEADLINE,
+    "ContextLengthExceededError": Termination.CONTEXT_LIMIT,
+    "ContextWindowExceededError": Termination.CONTEXT_LIMIT,
+}
+"""The policy's own doing: the verifier judges what it left."""
+_INFERENCE = (
+    *("RateLimitError", "ApiRateLimitError", "ApiUsageLimitError", "ApiOverloadedError"),
+    *("InternalServerError", "ApiInternalServerError", "ServiceUnavailableError", "Timeout"),
+    *("APIConnectionError", "ApiConnectionError", "ApiConnectionClosedError", "APIError"),
+    *("ApiResponseStalledError", "ApiError", "AuthenticationError", "AgentAuthenticationError"),
+    *("BadRequestError", "NotFoundError", "APIResponseValidationError"),
+)
+_NAMED: dict[str, tuple[Side, str, Phase]] = {
+    "RewardFileNotFoundError": (Side.VERIFIER, RewardMissingError.code, Phase.VERIFY),
+    "RewardFileEmptyError": (Side.VERIFIER, RewardMissingError.code, Phase.VERIFY),
+    "VerifierOutputParseError": (Side.VERIFIER, RewardInvalidError.code, Phase.VERIFY),
+    "VerifierTimeoutError": (Side.VERIFIER, VerifierDeadlineError.code, Phase.VERIFY),
+    "AddTestsDirError": (Side.VERIFIER, VerifierError.code, Phase.VERIFY),
+    "DownloadVerifierDirError": (Side.VERIFIER, VerifierError.code, Phase.VERIFY),
+    "EnvironmentStartTimeoutError": (Side.STARTUP, CreateError.code, Phase.CREATE),
+    "HealthcheckError": (Side.STARTUP, CreateError.code, Phase.SETUP),
+    "AgentSetupTimeoutError": (Side.HARNESS, HarnessError.code, Phase.SETUP),
+    "NonZeroAgentExitCodeError": (Side.HARNESS, HarnessError.code, Phase.AGENT),
+    **dict.fromkeys(_INFERENCE, (Side.INFERENCE, InferenceError.code, Phase.AGENT)),
+}
+_BY_PHASE = {
+    Phase.CREATE: Side.STARTUP,
+    Phase.SETUP: Side.HARNESS,
+    Phase.AGENT: Side.HARNESS,
+    Phase.VERIFY: Side.VERIFIER,
+}
+
+
+class Ending(NamedTuple):
+    """Rewards, or a failure; and how the agent's time ended."""
+
+    rewards: dict[str, float] | None
+    failure: Failure | None
+    termination: Termination
+    policy_failure: PolicyFailure | None = None
+
+
+def ending_of(trial: str, part: Part, files: dict[str, bytes]) -> Ending:
+    """Return what a trial, or a step of one, came to.
+
+    Args:
+        files: what of the verifier's reward files is there, by name.
+    """
+    raised = part.exception_info
+    policy = None if raised is None else _POLICY.get(raised.exception_type)
+    if raised is not None and policy is None:
+        return Ending(None, _raised(raised, part), Termination.FAILED)
+    said = None
+    if raised is not None and policy is not None:
+        said = PolicyFailure(code=policy.value, message=_text(raised.exception_message))
+    termination = policy or Termination.UNKNOWN
+    try:
+        rewards = _verdict(trial, part.rewards, files)
+    except RewardMissingError as error:
+        return Ending(None, _unverified(error), termination, said)
+    except (ContractError, RewardInvalidError) as error:
+        return Ending(None, _unverified(error, RewardInvalidError.code), termination, said)
+    return Ending(rewards, None, termination, said)
+
+
+def reward_files(trial: Folder, *directory: str) -> dict[str, bytes]:
+    """Return the verifier's reward files that are there.
+
+    Raises:
+        ImportRefusedError: one is a link, no file, or larger than any reward.
+    """
+    found = {name: trial.read(*directory, name, limit=MAX_REWARD_BYTES) for name in REWARD_FILES}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def _verdict(trial: str, rewards: Any, files: dict[str, bytes]) -> dict[str, float]:
+    """Return the rewards, held to the verifier's own file where that was kept.
+
+    Raises:
+        RewardMissingError: there are none. They are never 0.
+        RewardInvalidError: one is no finite number.
+        ContractError: the file says something else.
+    """
+    if not rewards:
+        raise RewardMissingError("the trial has no verdict: its verifier did not run, or gave none")
+    for name, value in rewards.items():
+        if not is_number(value):
+            raise RewardInvalidError(f"rewards[{name!r:.80}] is {value!r:.80}, no finite number")
+    hold_to_files(trial, rewards, files, "verifier")
+    return {name: float(value) for name, value in rewards.items()}
+
+
+def _raised(raised: ExceptionInfo, part: Part) -> Failure:
+    name = raised.exception_type
+    phase = _last_begun(part)
+    side, code, phase = _NAMED.get(name, (_BY_PHASE[phase], f"{_BY_PHASE[phase]}_crashed", phase))
+    return Failure(
+        side=side,
+        code=code,
+        message=_text(f"{name}: {raised.exception_message}".rstrip(": ")),
+        phase=phase.value,
+        evidence={
+            "exception": _text(name),
+            "traceback": _text(raised.exception_traceback[-MAX_TEXT:]),
+            "side_by": "exception" if name in _NAMED else "phase",
+            "rewards_not_taken": None if part.rewards is None else _text(str(part.rewards)),
+        },
+    )
+
+
+def _unverified(error: Exception, code: str = RewardMissingError.code) -> Failure:
+    message = _text(str(error))
+    return Failure(side=Side.VERIFIER, code=code, message=message, phase=Phase.VERIFY.value)
+
+
+def _last_begun(part: Part) -> Phase:
+    begun = {Phase.VERIFY: part.verifier, Phase.AGENT: part.agent_execution}
+    if isinstance(part, TrialResult):
+        begun[Phase.SETUP] = part.agent_setup
+    found = (phase for phase, one in begun.items() if one is not None and one.started_at)
+    # A step has no other phases than the agent's and the verifier's.
+    return next(found, Phase.CREATE if isinstance(part, TrialResult) else Phase.AGENT)
+
+
+def _text(value: str) -> str:
+    return plain_text(value)[:MAX_TEXT]
