@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coldframe.host.egress import annex, desk
-from coldframe.host.egress.flows import Budget
+from coldframe.host.egress.events import EventLog
+from coldframe.host.egress.flows import Budget, Flow
+from coldframe.host.egress.policy import Engine
+from coldframe.host.egress.resolver import Names, SystemResolver
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.ids import new_operation_id, new_sandbox_id
 from coldframe.protocol.models import ExecRequest, SandboxSpec
-from coldframe.protocol.network import EgressDecision, NetworkPolicy
+from coldframe.protocol.network import EgressDecision, EgressKind, NetworkPolicy
 from coldframe.runtimes.base import RunningExec
 from tests.fixtures.egress import OTHER, WEB, Fenced, Internet, MakeFenced, fenced_runtime, until
 from tests.fixtures.runtime import require_root
@@ -121,6 +126,56 @@ async def test_limits_that_come_later_cut_what_they_cannot_hold(
     assert said.count("x") < 1000
 
 
+PATIENT = """
+import socket, sys
+links = [socket.create_connection(("203.0.113.10", 77), 60) for _ in range(int(sys.argv[1]))]
+def answered(link):
+    try:
+        link.sendall(b"x")
+        return link.recv(1) == b"x"
+    except OSError: return False
+print(sum(map(answered, links)))
+"""
+"""Opens so many connections before it says a word, and counts those that were answered."""
+
+
+async def test_connections_wait_for_a_process_that_is_slow_to_begin(
+    servers: Internet, fenced: MakeFenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes long on a busy machine; what was refused meanwhile would be lost without need."""
+    monkeypatch.setattr(annex, "_START", f"import time; time.sleep(1); {annex._START}")
+    monkeypatch.setattr(desk, "_SCARCE", 0.25)
+    box = await fenced(WEB)
+    gateway = box.sandbox.parts.egress._gateway
+    assert gateway is not None
+    gateway.desk.room = replace(gateway.desk.room, near=Budget(64))
+
+    with servers.echo_process(WEB, 77):
+        assert await box.python(PATIENT, "1000", deadline_s=60.0) == "1000\n"
+    assert not box.events(decision=EgressDecision.REFUSED)
+
+
+async def test_connections_on_their_way_to_a_process_that_dies_are_carried_all_the_same(
+    servers: Internet, fenced: MakeFenced
+) -> None:
+    """What it never got is still the node's; nobody may wait for an answer of the dead."""
+    box = await fenced(WEB, OTHER)
+    held = await hold(box, WEB)
+    (pid,) = pids(box)
+    os.kill(pid, signal.SIGSTOP)
+    request = ExecRequest(argv=("python3", "-c", PATIENT, "1000"), deadline_s=60.0)
+    gateway = box.sandbox.parts.egress._gateway
+    assert gateway is not None
+    with servers.echo_process(WEB, 77):
+        running = await box.sandbox.start_exec(request, new_operation_id())
+        await until(lambda: gateway.desk.open_flows == 1001)
+        os.kill(pid, signal.SIGKILL)
+        result = await running.wait()
+    await held.write_stdin(b"\n")
+    await held.wait()
+    assert 0 < int(result.stdout) < 1000
+
+
 async def test_process_that_dies_breaks_its_connections_and_is_replaced(
     servers: Internet, fenced: MakeFenced
 ) -> None:
@@ -215,3 +270,19 @@ def test_sandbox_that_takes_all_it_can_leaves_room_for_others() -> None:
     for _ in range(taken[0]):
         budget.give_back()
     assert budget.take(taken[3])
+
+
+async def test_connection_that_is_cut_as_it_comes_leaves_nothing() -> None:
+    """A flood meets the end of a policy: what was never served must be given back all the same."""
+    near, engine = Budget(4), Engine(NetworkPolicy.parse(WEB), lambda _: False, ())
+    names = Names(SystemResolver())
+    desk_ = desk.Desk(engine, names, EventLog("sb"), desk.Room(near, annex.Annex(20_000)))
+    ours, theirs = socket.socketpair()
+
+    async def never(_: Flow) -> None:
+        raise AssertionError
+
+    with ours:
+        desk_.serve(EgressKind.TCP, theirs, never)
+        await desk_.close()
+        assert (near.taken, desk_.open_flows, theirs.fileno()) == (0, 0, -1)

@@ -105,6 +105,7 @@ class _Process:
         self._timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._sending = asyncio.Lock()
+        self._writable = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._listen)
         self.alive = True
@@ -145,13 +146,14 @@ class _Process:
                     self._channel.sendmsg([struct.pack("=QQ", order, number)], ancillary)
                     return
                 except BlockingIOError:
-                    await self._writable()
+                    await self._room()
 
-    async def _writable(self) -> None:
-        ready = asyncio.Event()
-        self._loop.add_writer(self._channel.fileno(), ready.set)
+    async def _room(self) -> None:
+        """Wait until the channel takes something, or is no more."""
+        self._writable.clear()
+        self._loop.add_writer(self._channel.fileno(), self._writable.set)
         try:
-            await ready.wait()
+            await self._writable.wait()
         finally:
             if self.alive:
                 self._loop.remove_writer(self._channel.fileno())
@@ -220,6 +222,7 @@ class _Process:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
+        self._writable.set()
         self._process.kill()
         self._process.wait()
         ends, self._ends = self._ends, {}

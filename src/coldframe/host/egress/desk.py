@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ class Desk:
         self._flows: set[Flow] = set()
         self._far = 0
         """How many of them other processes carry."""
+        self._passing: set[Flow] = set()
+        """Those that begin, are connected or are handed to another process: that ends soon."""
         self._next = 1
 
     def _new_meter(self) -> Meter:
@@ -152,6 +155,15 @@ class Desk:
 
     # --- connections ------------------------------------------------------------------
 
+    @property
+    def full_for_now(self) -> bool:
+        """Whether the next connection finds no room yet, but will: it is better left to wait."""
+        return bool(self._passing) and not self.room.near.has_room(self._near)
+
+    @property
+    def _near(self) -> int:
+        return len(self._flows) - self._far
+
     def serve(self, kind: EgressKind, client: socket.socket, serve: Serve) -> None:
         """Take a connection of the sandbox's and serve it in a task of its own."""
         forks.own_socket(client).setblocking(False)
@@ -159,33 +171,37 @@ class Desk:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         flow = Flow(self._next, kind, client, self.meter)
         self._next += 1
-        near = len(self._flows) - self._far
-        if self.meter.spent or len(self._flows) >= MOST_FLOWS or not self.room.near.take(near):
+        full = len(self._flows) >= MOST_FLOWS
+        if self.meter.spent or full or not self.room.near.take(self._near):
             why = "max_bytes are used up" if self.meter.spent else "too many connections are open"
             self.refuse(flow, why)
             relay.close(client, reset=True)
             return
         self._flows.add(flow)
+        self._passing.add(flow)
         flow.task = asyncio.ensure_future(self._run(flow, serve))
+        flow.task.add_done_callback(partial(self._end, flow))  # one cut at once never runs
 
     async def _run(self, flow: Flow, serve: Serve) -> None:
-        reset = True
+        self._passing.discard(flow)
         try:
             await serve(flow)
-            reset = False
+            flow.whole = True
         except (RefusedError, UnreachableError):
-            reset = not flow.answered
+            flow.whole = flow.answered
         except asyncio.CancelledError:
             if not (flow.cut or flow.broken):
                 raise
         except (OSError, TimeoutError) as error:
             self._note_break(flow, error)
-        finally:
-            self._flows.discard(flow)
-            if not flow.far:
-                self.room.near.give_back()
-            flow.close(reset=reset)
-            self._note_end(flow)
+
+    def _end(self, flow: Flow, _: asyncio.Task[None]) -> None:
+        self._flows.discard(flow)
+        self._passing.discard(flow)
+        if not flow.far:
+            self.room.near.give_back()
+        flow.close(reset=not flow.whole)
+        self._note_end(flow)
 
     async def carry(self, flow: Flow, down: relay.Direction | None = None) -> None:
         """Carry both ways to their end: here, or by another process when room is scarce.
@@ -216,10 +232,13 @@ class Desk:
         await relay.both(up, down)
 
     async def _carry_far(self, flow: Flow) -> bool:
+        self._passing.add(flow)
         try:
             far = await self.room.annex.adopt(flow)
         except OSError:  # there is no process to be had
             return False
+        finally:
+            self._passing.discard(flow)
         self.room.near.give_back()
         await far.end(flow)
         return True
@@ -326,11 +345,14 @@ class Desk:
         for address in (first, *self.names.siblings(flow.names, first)):
             if address != first and not self.engine.address(address, flow.port, flow.names).allowed:
                 continue
+            self._passing.add(flow)
             try:
                 flow.upstream = await open_connection(address, flow.port)
             except (OSError, TimeoutError) as error:
                 why = why or str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
                 continue
+            finally:
+                self._passing.discard(flow)
             flow.address = address
             return flow.upstream
         self.note(flow, EgressDecision.FAILED, why)

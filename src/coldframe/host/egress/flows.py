@@ -83,9 +83,13 @@ class Budget:
         """Which part of it is taken, 0 to 1."""
         return 1 - self._left / self._most
 
+    def has_room(self, held: int) -> bool:
+        """Whether a sandbox that holds so many may have one more."""
+        return held < self._left
+
     def take(self, held: int) -> bool:
         """Take one for a sandbox that holds so many; False: it has its share."""
-        if held >= self._left:
+        if not self.has_room(held):
             return False
         self._left -= 1
         return True
@@ -121,6 +125,8 @@ class Flow:
     """Whether the client was told why: then it must be able to read that."""
     broken: bool = False
     """Whether either side broke."""
+    whole: bool = False
+    """Whether it was served to its end; whoever sees a reset knows that it was not."""
     far: bool = False
     """Whether another process carries it; its sockets are no longer ours."""
     task: asyncio.Task[None] | None = None

@@ -42,7 +42,7 @@ _MOST_ACCEPTS = 16
 _FLOOD_S = 0.002
 """Pause behind so many: a flood is the sandbox's own affair, the event loop everybody's."""
 _SHORTAGE_S = 0.05
-"""Pause when there is no descriptor or memory for one more."""
+"""Pause when there is no room, descriptor or memory for one more: it waits in the kernel."""
 _DNS_IDLE_S = 30.0
 _MOST_QUERIES = 256
 
@@ -146,6 +146,9 @@ class Gateway:
     def _accept(self, listener: socket.socket, kind: EgressKind, serve: Serve) -> None:
         again = partial(self._accept, listener, kind, serve)
         for _ in range(_MOST_ACCEPTS):
+            if self.desk.full_for_now:
+                self._pause(listener, again, _SHORTAGE_S)
+                return
             try:
                 client, _ = listener.accept()
             except BlockingIOError:
