@@ -81,7 +81,7 @@ async def test_egress_of_a_sandbox_that_is_not_made_after_all_leaves_nothing(
         opened.update(open_descriptors() - before)
         raise CreateError("it cannot be made")
 
-    monkeypatch.setattr(runtime, "_make", fail_late)
+    monkeypatch.setattr(runtime._maker, "_create", fail_late)
     with pytest.raises(CreateError):
         await make(runtime, debian_image, WEB)
 
