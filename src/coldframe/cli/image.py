@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 
 if TYPE_CHECKING:
     from coldframe.images.base import HistoryEntry, Image, ImageConfig
     from coldframe.images.store import ImageRecord, ImageStore, Removal
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = group()
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 _Name = Annotated[
@@ -184,9 +185,11 @@ def list_(as_json: _Json = False) -> None:
         )
         for record in records
     ]
-    print(render.table(("NAME", "DIGEST", "LAYERS", "SIZE", "AGE"), rows))
-    if not rows:
-        _progress("no images yet; begin with: coldframe image bootstrap debian:bookworm")
+    render.listing(
+        ("NAME", "DIGEST", "LAYERS", "SIZE", "AGE"),
+        rows,
+        "no images yet; begin with: coldframe image bootstrap debian:bookworm",
+    )
 
 
 @app.command()

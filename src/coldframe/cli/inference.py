@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coldframe.cli import groups
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 from coldframe.rollouts.settings import RolloutSettings
 from coldframe.trajectories.calls import Level
@@ -19,7 +20,7 @@ from coldframe.trajectories.calls import Level
 if TYPE_CHECKING:
     from coldframe.inference.proxy import ProxySettings
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = groups.group()
 
 ADMIN_KEY_FILE = "admin.key"
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 from coldframe.cli.serve import STORE_OPTION
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 if TYPE_CHECKING:
     from coldframe.gateway.store import Store
+    from coldframe.protocol.models import Quota
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = group()
 
 T = TypeVar("T")
 
@@ -56,26 +57,25 @@ def ls(as_json: _Json = False, store: _Store = None) -> None:
     """List keys, revoked ones too."""
     records = _in_store(store, lambda opened: opened.keys())
     if as_json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "id": one.id,
-                        "owner": one.owner,
-                        "scopes": one.scopes,
-                        "created_at": one.created_at,
-                        "revoked_at": one.revoked_at,
-                    }
-                    for one in records
-                ],
-                indent=2,
-            )
-        )
+        names = ("id", "owner", "scopes", "created_at", "revoked_at")
+        found = [{name: getattr(one, name) for name in names} for one in records]
+        print(json.dumps(found, indent=2))
         return
-    for one in records:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
-        state = "revoked" if one.revoked_at is not None else "valid"
-        print(f"{one.id}  {one.owner}  {','.join(one.scopes)}  {made}  {state}")
+    rows = [
+        (
+            one.id,
+            one.owner,
+            ",".join(one.scopes),
+            render.day(one.created_at),
+            "valid" if one.revoked_at is None else "revoked",
+        )
+        for one in records
+    ]
+    render.listing(
+        ("ID", "OWNER", "SCOPES", "MADE", "STATE"),
+        rows,
+        "no keys yet; make one with: coldframe key create --owner OWNER",
+    )
 
 
 @app.command()
@@ -99,6 +99,7 @@ def quota(
     memory: Annotated[str | None, typer.Option(help="Of all together: 256GiB.")] = None,
     disk: Annotated[str | None, typer.Option(help="Of all together: 1TiB.")] = None,
     free: Annotated[bool, typer.Option("--free", help="Take every bound away.")] = False,
+    as_json: _Json = False,
     store: _Store = None,
 ) -> None:
     """Set what an owner's live sandboxes may be limited to, together. What is left out is free.
@@ -117,12 +118,23 @@ def quota(
         )
     except ValueError as error:
         raise InvalidRequestError("a quota is made of finite amounts of at least 0") from error
-    if chosen == Quota() and not free:
-        known = _in_store(store, lambda opened: opened.quota(owner))
-        print(json.dumps(known.model_dump(), indent=2))
-        return
-    _in_store(store, lambda opened: set_quota(opened, owner, chosen))
-    _note("key quota", None, owner)
+    if chosen != Quota() or free:
+        _in_store(store, lambda opened: set_quota(opened, owner, chosen))
+        _note("key quota", None, owner)
+    else:
+        chosen = _in_store(store, lambda opened: opened.quota(owner))
+    print(json.dumps(chosen.model_dump(), indent=2) if as_json else _bounds(owner, chosen))
+
+
+def _bounds(owner: str, quota: Quota) -> str:
+    bounds = {
+        "sandboxes": quota.sandboxes,
+        "processors": quota.cpu,
+        "memory": None if quota.memory_bytes is None else render.size(quota.memory_bytes),
+        "disk": None if quota.disk_bytes is None else render.size(quota.disk_bytes),
+    }
+    said = ", ".join(f"{name} {most}" for name, most in bounds.items() if most is not None)
+    return render.safe(f"{owner} may have at once: {said or 'as much as the node has'}")
 
 
 def _note(command: str, key_id: str | None, owner: str | None) -> None:

@@ -99,16 +99,15 @@ def build(wanted: str | None) -> typer.Typer:
     """Return the root command with `wanted` loaded and every other room listed only."""
     import typer
 
-    app = typer.Typer(
+    from coldframe.cli.groups import group
+
+    app = group(
         name="coldframe",
         help=(
             "Isolated Linux sandboxes, rollouts and trajectories for training language-model "
             "agents."
         ),
-        no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
     )
 
     def show_version(value: bool) -> None:

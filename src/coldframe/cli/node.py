@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import typer
 
+from coldframe.cli.groups import group
 from coldframe.protocol import places
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -25,7 +26,7 @@ from coldframe.protocol.errors import (
     NotPermittedError,
 )
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = group()
 
 _UPGRADE_S = 120.0
 _STOP_S = 120.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 
@@ -95,6 +96,26 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def day(unix: float) -> str:
+    """Return a moment as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
+
+
+def listing(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
+    """Print a table; if it has no rows, say on stderr that there is nothing."""
+    print(table(header, rows))
+    if not rows:
+        print(nothing, file=sys.stderr)
+
+
+def size(size_bytes: int) -> str:
+    """Return bytes in the largest unit of which there is at least one: 512 MiB, 4 GiB."""
+    for unit in ("TIB", "GIB", "MIB", "KIB"):
+        if size_bytes >= _UNITS[unit]:
+            return f"{size_bytes / _UNITS[unit]:.4g} {unit[0]}iB"
+    return f"{size_bytes} B"
 
 
 def discard_stdout() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 from coldframe.learning.schemas import (
     DerivedReward,
     DerivedStore,
@@ -19,7 +20,7 @@ from coldframe.learning.schemas import (
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.trajectories.store import TRAJECTORY_FILE, BlobStore, read_trajectory
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = group()
 
 
 @app.callback()

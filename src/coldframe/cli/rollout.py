@@ -15,6 +15,7 @@ import typer
 
 from coldframe.cli import render
 from coldframe.cli.attempt_view import attempt_text
+from coldframe.cli.groups import group
 from coldframe.cli.progress import BatchProgress, outcome
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
@@ -29,7 +30,7 @@ from coldframe.trajectories.schema import Trajectory
 
 EXIT_NO_VERDICT = 1
 EXIT_RECOVERED = 3
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = group()
 
 
 @app.command("run")

@@ -7,13 +7,13 @@ COLDFRAME_URL names.
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coldframe.cli import attach, render, stdio
 from coldframe.cli.clients import with_client
+from coldframe.cli.groups import group
 from coldframe.cli.sandbox_copy import cp
 from coldframe.cli.sandbox_port import port
 from coldframe.protocol.errors import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coldframe.client import AsyncSandboxClient
     from coldframe.protocol.models import ExecResult, SandboxInfo
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = group()
 app.command("cp")(cp)
 app.command("port")(port)
 
@@ -234,10 +234,15 @@ def ls(
     if as_json:
         print(json.dumps([info.model_dump(mode="json") for info in found], indent=2))
         return
-    for info in found:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created_at))
-        words = (info.id, info.state, info.spec.image, made, info.spec.name or "")
-        print(render.safe("  ".join(words)).rstrip())
+    rows = [
+        (info.id, info.state, info.spec.image, render.day(info.created_at), info.spec.name or "")
+        for info in found
+    ]
+    render.listing(
+        ("SANDBOX", "STATE", "IMAGE", "MADE", "NAME"),
+        rows,
+        "no live sandboxes; make one with: coldframe sandbox create IMAGE",
+    )
 
 
 @app.command("rm")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 from coldframe.learning.splits import (
     Overlap,
     SplitError,
@@ -25,7 +26,7 @@ from coldframe.rollouts.digests import tree_digest
 from coldframe.rollouts.layout import find_tasks
 from coldframe.rollouts.task import DIGESTED
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = group()
 Threshold = Annotated[
     float, typer.Option(help="Share of runs of words in common that makes two tasks nearly one.")
 ]

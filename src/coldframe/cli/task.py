@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 from coldframe.cli.progress import outcome
 from coldframe.cli.schemas import schema_problems
 from coldframe.protocol.errors import InvalidRequestError
@@ -20,7 +21,7 @@ from coldframe.rollouts.run import Loaded, load_batch
 from coldframe.rollouts.scaffold import write_new_task
 from coldframe.rollouts.settings import RolloutSettings
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = group()
 
 
 @app.callback()

@@ -37,8 +37,14 @@ def test_sandbox_is_made_used_listed_and_removed_from_the_shell(service: Service
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, "in\n", "err\n")
     listed = json.loads(_run(service, "ls", "-l", "run=1", "--json").stdout)
     assert [(one["id"], one["state"]) for one in listed] == [(sandbox_id, "ready")]
+    header, row = _run(service, "ls", "-l", "run=1").stdout.splitlines()
+    assert header.split() == ["SANDBOX", "STATE", "IMAGE", "MADE", "NAME"]
+    assert (row.split()[0], row.split()[-1]) == (sandbox_id, "box")
     assert _run(service, "rm", "box").returncode == 0
-    assert _run(service, "ls", "-l", "run=1").stdout == ""
+    none = _run(service, "ls", "-l", "run=1")
+    assert (none.stdout.split(), none.returncode) == (header.split(), 0)
+    assert "coldframe sandbox create" in none.stderr
+    assert json.loads(_run(service, "ls", "-l", "run=1", "--json").stdout) == []
     gone = _run(service, "exec", "box", "--", "true")
     assert (gone.returncode, "no sandbox" in gone.stderr) == (2, True)
 

@@ -190,7 +190,9 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
     """One owner's mistake must leave room for the others; a replay is nothing new."""
     done = _command(keyed_service.home, "key", "quota", "tim", "--sandboxes", "2", "--cpu", "3")
     assert done.returncode == 0
-    shown = _command(keyed_service.home, "key", "quota", "tim").stdout
+    said = _command(keyed_service.home, "key", "quota", "tim").stdout
+    assert said == "tim may have at once: sandboxes 2, processors 3.0\n"
+    shown = _command(keyed_service.home, "key", "quota", "tim", "--json").stdout
     assert json.loads(shown) == {
         **{"sandboxes": 2, "cpu": 3.0},
         **{"memory_bytes": None, "disk_bytes": None},

@@ -36,6 +36,17 @@ def test_help_of_the_whole_imports_no_room(arguments: list[str]) -> None:
     assert loaded & heavy == set()
 
 
+@pytest.mark.parametrize("name", [None, *entry.ROOMS])
+def test_help_cuts_no_command_off(
+    name: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a sentence does not say what a command is for."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert entry.main([*([name] if name else []), "--help"]) == 0
+    _, _, commands = capsys.readouterr().out.partition("Commands:")
+    assert "..." not in commands
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """What is not listed is not found."""
     assert entry.main(["--help"]) == 0
