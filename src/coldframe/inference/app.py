@@ -10,8 +10,10 @@ import contextlib
 import json
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import ValidationError
 
 from coldframe.inference.admin import Admin
 from coldframe.inference.attempts import Attempt
@@ -27,8 +29,11 @@ from coldframe.inference.dialects import (
 from coldframe.inference.engine import is_text
 from coldframe.inference.proxy import Outcome, Proxy
 from coldframe.inference.wire import Receive, Scope, Send, read_body, send_json
+from coldframe.trajectories.calls import Declared
 
 MAX_BODY_BYTES = 64 << 20
+SEGMENT_HEADER = b"x-coldframe-segment"
+"""`name=NAME; kind=main|sub_agent|compaction; owner=NAME`: what the conversation is."""
 _LOOKS = 4
 """Turns of the event loop until a connection that the kernel knows as closed is told to us."""
 
@@ -85,6 +90,7 @@ class ProxyApp:
                 raise RefusedError(404, f"no such path: {method} {path}")
             dialect = by_body(value)
         asked = dialect.ask(value, attempt.arguments)
+        asked = replace(asked, declared=_declared(headers))
         if asked.model is not None and not is_text(asked.model):
             raise RefusedError(400, "model is no text")
         await _Exchange(self.proxy, attempt, dialect, asked, receive, send).run()
@@ -201,6 +207,26 @@ def _key(headers: dict[bytes, bytes]) -> str | None:
         if kind.lower() != b"bearer":
             return None
     return given.decode("latin-1").strip()
+
+
+def _declared(headers: dict[bytes, bytes]) -> Declared | None:
+    """Return what a harness that knows it says of its conversation.
+
+    Raises:
+        RefusedError: it says something that cannot be.
+    """
+    given = headers.get(SEGMENT_HEADER)
+    if given is None:
+        return None
+    pairs = [one.partition("=") for one in given.decode("latin-1").split(";") if one.strip()]
+    said = {name.strip(): value.strip() for name, _, value in pairs}
+    try:
+        return Declared.model_validate(said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        name = SEGMENT_HEADER.decode()
+        raise RefusedError(400, f"header {name}: {field}: {first['msg']}") from None
 
 
 def _parse(body: bytes) -> dict[str, Any]:

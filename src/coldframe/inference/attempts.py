@@ -2,7 +2,8 @@
 
 A prompt goes on where a segment ended if it begins with all of its ids, one by one. If it goes
 on nowhere, the break is recorded and a segment begins; what it is (a sub-agent, a compaction, a
-template that rewrites history) nobody can tell from here.
+template that rewrites history) nobody can tell from here, unless whoever calls declares it. What
+is declared goes on in segments of the same declaration alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from coldframe.trajectories.calls import (
     Budget,
     CallLine,
     CapturedCalls,
+    Declared,
     EndLine,
     EventLine,
     Level,
@@ -100,6 +102,7 @@ class Segment:
 
     index: int
     step: str
+    declared: Declared | None = None
     ids: bytes = b""
     pending: dict[str, bytes] = field(default_factory=dict)
     """By call, the ids as they are if its answer is received."""
@@ -154,17 +157,17 @@ class Attempt:
             self.tokens += call.completion_tokens or 0
             self.step = call.step
             if call.prompt_token_ids is not None:
-                segment = self._segment(call.segment, call.step)
+                segment = self._segment(call.segment, call.step, call.declared)
                 segment.ids = pack((*turn.prompt_token_ids, *(call.completion_token_ids or ())))
         for call in captured.unsettled:
             if call.prompt_token_ids is not None:
-                segment = self._segment(call.segment, call.step)
+                segment = self._segment(call.segment, call.step, call.declared)
                 segment.pending[call.call_id] = _whole(segment, call)
                 segment.unknown.add(call.call_id)
 
-    def _segment(self, index: int, step: str) -> Segment:
+    def _segment(self, index: int, step: str, declared: Declared | None) -> Segment:
         """Return a segment, the last to be closed from now on."""
-        segment = self.open.pop(index, None) or Segment(index, step)
+        segment = self.open.pop(index, None) or Segment(index, step, declared)
         self.open[index] = segment
         self.segments = max(self.segments, index + 1)
         idle = [one for one, other in self.open.items() if not _delivering(other)]
@@ -190,10 +193,11 @@ class Attempt:
         wall = self.line.budget.wall_s
         return float("inf") if wall is None else self.line.started_at + wall - time.time()
 
-    def place(self, prompt: list[int]) -> Place:
+    def place(self, prompt: list[int], declared: Declared | None = None) -> Place:
         """Return where a prompt goes on, and settle what it proves about answers before it."""
         packed = pack(prompt)
-        mine = [one for one in self.open.values() if one.step == self.step]
+        here = [one for one in self.open.values() if one.step == self.step]
+        mine = [one for one in here if one.declared == declared]
         ends = [
             (len(ids), segment, call_id)
             for segment in mine
@@ -201,16 +205,16 @@ class Attempt:
             if packed.startswith(ids) and (call_id is not None or not _delivering(segment))
         ]
         if not ends:
-            ends = [(0, self._segment(self.segments, self.step), None)]
+            ends = [(0, self._segment(self.segments, self.step, declared), None)]
         length, segment, call_id = max(ends, key=lambda one: one[0])
         if call_id is not None:
             self.settle(segment, call_id, delivered=True)
         for unknown in [*segment.unknown]:
             self.settle(segment, unknown, delivered=False)
         if not length:
-            breaks = [_shared(one, packed) for one in mine if one.ids]
+            breaks = [_shared(one, packed) for one in here if one.ids]
             return Place(segment, 0, max(breaks, key=lambda one: one.shared, default=None))
-        self._segment(segment.index, segment.step)
+        self._segment(segment.index, segment.step, declared)
         return Place(segment, length // 4)
 
     def record(self, call: CallLine, place: Place | None) -> None:
@@ -218,7 +222,7 @@ class Attempt:
         self.journal.write(call)
         self.calls += 1
         self.tokens += call.completion_tokens or 0
-        self.breaks += call.broke is not None
+        self.breaks += call.broke is not None and call.declared is None
         if call.flaws:
             self.flawed.append(f"{call.call_id}: {'; '.join(call.flaws)}")
         if place is not None:

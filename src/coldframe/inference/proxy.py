@@ -253,13 +253,16 @@ class Proxy:
         """Write an answer of the engine's, before it is handed over."""
         evidence = outcome.evidence
         assert evidence is not None and outcome.sent is not None
-        place = None if evidence.prompt is None else attempt.place(evidence.prompt)
+        place = None
+        if evidence.prompt is not None:
+            place = attempt.place(evidence.prompt, asked.declared)
         choice = outcome.answer["choices"][0]
         call = CallLine(
             call_id=f"call-{secrets.token_hex(8)}",
             step=attempt.step,
             segment=0 if place is None else place.segment.index,
             extends=0 if place is None else place.extends,
+            declared=asked.declared,
             broke=None if place is None else place.broke,
             level=evidence.level,
             flaws=evidence.flaws,

@@ -5,7 +5,7 @@ Nothing is decided here: what may not be trained on is for the contract to refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coldframe.learning.contracts import (
@@ -17,8 +17,10 @@ from coldframe.learning.contracts import (
     Trial,
     TrialStep,
 )
-from coldframe.trajectories.calls import CapturedCalls, Turn
+from coldframe.trajectories.calls import CapturedCalls, Declared, Turn
 from coldframe.trajectories.schema import Trajectory
+
+Declare = Callable[[int, Sequence[Turn]], Declared | None]
 
 _DISTRIBUTION = (
     "temperature",
@@ -80,6 +82,7 @@ def trial_of(
     split: str,
     policy: PolicyIdentity,
     reward_schema: str | None = None,
+    declare: Declare | None = None,
 ) -> Trial:
     """Return an attempt as evidence, as it was kept.
 
@@ -87,12 +90,14 @@ def trial_of(
         split: that its task is of.
         policy: who sampled; see `policy_of`.
         reward_schema: what its rewards mean, where that is more than their form.
+        declare: says what a conversation is that its harness did not declare: gets its number,
+            from 0 by begin, and its turns.
     """
     multi_step = bool(trajectory.task_steps)
     steps = tuple(
         TrialStep(
             name=step.name,
-            segments=_segments(calls, step.name),
+            segments=_segments(calls, step.name, declare),
             rewards=step.rewards,
             exception=None if step.failure is None else step.failure.message,
         )
@@ -103,7 +108,7 @@ def trial_of(
         task_name=trajectory.identity.task.key,
         split=split,
         rewards=trajectory.rewards,
-        segments=() if multi_step else _segments(calls, ""),
+        segments=() if multi_step else _segments(calls, "", declare),
         steps=steps,
         exception=_exception(trajectory, calls),
         policy=policy,
@@ -125,20 +130,34 @@ def _exception(trajectory: Trajectory, calls: CapturedCalls) -> str | None:
     return None
 
 
-def _segments(calls: CapturedCalls, step: str) -> tuple[Segment, ...]:
-    """Return the conversations of a step. The first is the main one; what another is, nobody
-    said, so that it is refused by every topology until somebody does."""
+def _segments(calls: CapturedCalls, step: str, declare: Declare | None) -> tuple[Segment, ...]:
+    """Return the conversations of a step, by their begin."""
     return tuple(
-        Segment(
-            prompt_token_ids=[turn.prompt_token_ids for turn in turns],
-            completion_token_ids=[turn.call.completion_token_ids for turn in turns],
-            logprobs=[turn.call.logprobs for turn in turns],
-            calls=tuple(_call(turn) for turn in turns),
-            name="main" if not order else f"segment-{index}",
-            kind="main" if not order else "unknown",
-            order=order,
-        )
+        _segment(order, index, turns, declare)
         for order, (index, turns) in enumerate(calls.segments(step).items())
+    )
+
+
+def _segment(order: int, index: int, turns: list[Turn], declare: Declare | None) -> Segment:
+    """Return a conversation. The first is the main one unless it is declared as another; what
+    nobody declared is refused by every topology until somebody does."""
+    first = turns[0].call
+    said = first.declared or (declare(order, turns) if declare is not None else None)
+    name, kind, owner = "main" if not order else f"segment-{index}", "main", None
+    if said is not None:
+        name, kind, owner = said.name, said.kind, said.owner
+    elif order:
+        kind = "unknown"
+    return Segment(
+        prompt_token_ids=[turn.prompt_token_ids for turn in turns],
+        completion_token_ids=[turn.call.completion_token_ids for turn in turns],
+        logprobs=[turn.call.logprobs for turn in turns],
+        calls=tuple(_call(turn) for turn in turns),
+        name=name,
+        kind=kind,
+        owner=owner,
+        order=order,
+        began=None if first.broke is None else first.broke.reason,
     )
 
 

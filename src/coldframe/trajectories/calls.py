@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from coldframe.protocol.errors import InferenceError
 from coldframe.trajectories.base import Model
 
-SCHEMA: Literal["coldframe.calls/1"] = "coldframe.calls/1"
+SCHEMA: Literal["coldframe.calls/2"] = "coldframe.calls/2"
 CALLS_FILE = "calls.jsonl"
 
 TokenId = Annotated[int, Field(strict=True, ge=0)]
@@ -67,12 +67,29 @@ class Break(Model):
     had: int
     """Ids of that segment."""
 
+    @property
+    def reason(self) -> str:
+        """Why it is none, in words."""
+        return (
+            f"the prompt has {self.shared} of the {self.had} ids of segment {self.nearest} in "
+            "common and then differs"
+        )
+
+
+class Declared(Model):
+    """What a conversation is to the others of its attempt, as whoever calls has said."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    kind: Literal["main", "sub_agent", "compaction"]
+    owner: str | None = None
+    """Name of the conversation that began this one; None of the main one."""
+
 
 class AttemptLine(Model):
     """Who calls. The first line."""
 
     type: Literal["attempt"] = "attempt"
-    schema_version: Literal["coldframe.calls/1"] = SCHEMA
+    schema_version: Literal["coldframe.calls/2"] = SCHEMA
     attempt_id: str
     key_sha256: str
     """Of the key that was minted for it: the attempt's identity, which nobody else can use."""
@@ -92,6 +109,8 @@ class CallLine(Model):
     segment: int = Field(ge=0)
     extends: int = Field(ge=0)
     """Ids of the prompt that are the segment's so far; `prompt_token_ids` follow them."""
+    declared: Declared | None = None
+    """What its segment is. None: nobody said."""
     broke: Break | None = None
     """Why it begins a segment, unless it is the first of its step."""
     level: Level

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from coldframe.trajectories.calls import Declared
+
 Json = dict[str, Any]
 
 STATUS_NAMES = {
@@ -39,6 +41,8 @@ class Asked:
     original: Json
     parameters: Json = field(default_factory=dict)
     """Everything that was asked for but the conversation and its tools, in the client's words."""
+    declared: Declared | None = None
+    """What the conversation is, if whoever calls says it."""
 
 
 class Dialect(Protocol):

@@ -96,6 +96,8 @@ class Segment:
     """Name of the segment that began this one; None for the main one."""
     order: int | None = None
     """Place among the trial's segments by their begin, from 0. None: not stated."""
+    began: str | None = None
+    """Why it is no part of an earlier one, in words, where that was recorded."""
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,13 @@ def linear_has_one_segment(wanted: Wanted) -> Breaches:
     """A trial with a second segment is not one conversation."""
     names = [segment.name for segment in wanted.trial.segments]
     if len(names) > 1:
+        reasons = [f"{one.name}: {one.began}" for one in wanted.trial.segments if one.began]
         yield (
             "segments",
             names,
             "more than one segment (a sub-agent, a compaction, a rewritten history); "
-            "name topology segments@1 if every one of them is to be trained",
+            "name topology segments@1 if every one of them is to be trained"
+            + "".join(f"; {one}" for one in reasons[:1]),
         )
 
 
