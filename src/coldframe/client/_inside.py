@@ -19,6 +19,7 @@ from coldframe.protocol.models import (
     PortUrl,
     ProcessInfo,
     SandboxInfo,
+    SessionInfo,
     SignalScope,
     Stream,
 )
@@ -93,6 +94,9 @@ class SandboxCore:
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await (await self._client.link()).connect(self.id, port)
+
+    async def sessions(self) -> tuple[SessionInfo, ...]:
+        return await (await self._client.link()).sessions().list(self.id)
 
     # --- commands in the background ---------------------------------------------------
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
         ProcessInfo,
         SandboxInfo,
         SandboxSpec,
+        SessionExecRequest,
+        SessionInfo,
+        SessionRequest,
+        SessionResult,
         SignalScope,
         Stream,
     )
@@ -48,6 +52,20 @@ class BuiltImage(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+
+class SessionAccess(Protocol):
+    """Sessions of a node. What each method promises stands in `coldframe.node.sessions`."""
+
+    async def create(self, sandbox_id: str, request: SessionRequest, /) -> SessionInfo: ...
+
+    async def list(self, sandbox_id: str, /) -> tuple[SessionInfo, ...]: ...
+
+    async def get(self, session_id: str, /) -> SessionInfo: ...
+
+    async def exec(self, session_id: str, asked: SessionExecRequest, /) -> SessionResult: ...
+
+    async def close(self, session_id: str, /, *, kill: bool = False) -> SessionInfo: ...
 
 
 class NodeLink(Protocol):
@@ -96,11 +114,15 @@ class NodeLink(Protocol):
 
     async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int: ...
 
+    async def cancel_exec(self, operation_id: str, /) -> None: ...
+
     async def resize(self, operation_id: str, rows: int, cols: int, /) -> None: ...
 
     async def mark(self, operation_id: str, /) -> tuple[int, int]: ...
 
     async def forget(self, operation_id: str, /) -> None: ...
+
+    def sessions(self) -> SessionAccess: ...
 
     def files(self, sandbox_id: str, /) -> FileAccess: ...
 

@@ -22,6 +22,7 @@ from coldframe.client._calls import call
 from coldframe.client._http import Address, Answer, Headers, Http, Reviver
 from coldframe.client._presence import Presence
 from coldframe.client._remote_files import RemoteFiles
+from coldframe.client._remote_sessions import RemoteSessions
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -344,6 +345,11 @@ class RemoteNode:
         answer = await self._call("POST", f"{_exec(operation_id)}/signal", body, replay=False)
         return int(json.loads(answer.body)["reached"])
 
+    async def cancel_exec(self, operation_id: str, /) -> None:
+        target = f"{_exec(operation_id)}/cancel?wait_s={_POLL_S:g}"
+        while (await self._call("POST", target, within_s=2 * _POLL_S + _MARGIN_S)).status == 202:
+            pass
+
     async def resize(self, operation_id: str, rows: int, cols: int, /) -> None:
         body = json.dumps({"rows": rows, "cols": cols}).encode()
         await self._call("PUT", f"{_exec(operation_id)}/terminal", body)
@@ -355,6 +361,9 @@ class RemoteNode:
 
     async def forget(self, operation_id: str, /) -> None:
         await self._call("DELETE", f"{_exec(operation_id)}/output")
+
+    def sessions(self) -> RemoteSessions:
+        return RemoteSessions(self._call)
 
     # --- streams ----------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from coldframe.gateway import (
     presence,
     sandboxes,
     service,
+    sessions,
     streams,
 )
 from coldframe.gateway.context import Service
@@ -41,14 +42,34 @@ from coldframe.protocol.errors import (
     InvalidRequestError,
     VersionMismatchError,
 )
-from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec
+from coldframe.protocol.models import (
+    ExecRequest,
+    PtySize,
+    SandboxSpec,
+    SessionExecRequest,
+    SessionRequest,
+)
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.protocol.wire import VERSION_HEADER
 
-_PARTS = (sandboxes, execs, streams, files, patches, ports, images, events, presence, service)
+_PARTS = (
+    sandboxes,
+    execs,
+    streams,
+    sessions,
+    files,
+    patches,
+    ports,
+    images,
+    events,
+    presence,
+    service,
+)
 _BODIES = (
     SandboxSpec,
     ExecRequest,
+    SessionRequest,
+    SessionExecRequest,
     NetworkPolicy,
     PtySize,
     Lease,

@@ -41,6 +41,8 @@ WaitSeconds = Annotated[
     float,
     Query(ge=0, le=LONGEST_POLL_S, description="Seconds that the answer may be waited for."),
 ]
+DEFAULT_WAIT_S = 30.0
+"""How long the end of a command is waited for where nothing is said."""
 ExpectedVersion = Annotated[
     int | None, Query(description="Refuse with 409 if the sandbox is at another version.")
 ]

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from coldframe.gateway.context import (
+    DEFAULT_WAIT_S,
     RAW_BODY,
     OperationId,
     Service,
@@ -32,7 +33,6 @@ from coldframe.protocol.wire import chunk_headers
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 
-DEFAULT_WAIT_S = 30.0
 _START_S = 30.0
 """How long the start of a command, or a look at its output, may take."""
 _MOST_OUTPUT = 1 << 24
@@ -86,7 +86,7 @@ async def run(
         async with service.polls.bound(wait_s):
             await tenant.node.exec(inner, wanted, told=told)
     except TimeoutError:
-        return answer or _running(tenant, wanted.operation_id)
+        return answer or running(tenant, wanted.operation_id)
     assert answer is not None
     return answer
 
@@ -95,10 +95,11 @@ async def _start(service: Service, tenant: Tenant, inner: str, wanted: ExecReque
     with contextlib.suppress(TimeoutError):
         async with service.polls.bound(_START_S):
             await tenant.node.start_exec(inner, wanted)
-    return _running(tenant, wanted.operation_id)
+    return running(tenant, wanted.operation_id)
 
 
-def _running(tenant: Tenant, operation_id: str | None) -> Response:
+def running(tenant: Tenant, operation_id: str | None) -> Response:
+    """Answer that a command has not ended, by the node's id of it."""
     assert operation_id is not None
     started = tenant.node.exec_started(operation_id)
     shown = ExecStarted(operation_id=tenant.untagged(operation_id), started=started)
@@ -121,7 +122,7 @@ async def _ended(request: Request, tenant: Tenant, inner: str, wait_s: float) ->
         except TimeoutError:
             pass
     if result is None:
-        return _running(tenant, inner)
+        return running(tenant, inner)
     return json_answer(tenant.result(result))
 
 
@@ -140,7 +141,7 @@ async def cancel(
         async with asyncio.timeout(_START_S):
             await tenant.node.cancel_exec(inner)
     except TimeoutError:
-        return _running(tenant, inner)
+        return running(tenant, inner)
     return await _ended(request, tenant, inner, wait_s)
 
 

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coldframe.gateway import failures
-from coldframe.gateway.execs import DEFAULT_WAIT_S, run
+from coldframe.gateway.context import DEFAULT_WAIT_S
+from coldframe.gateway.execs import run
 from coldframe.gateway.routes import KNOWN
 from coldframe.protocol.errors import ColdframeError
 

@@ -38,6 +38,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.PathExistsError: 409,
     errors.StaleBaseError: 409,
     errors.PortUnreachableError: 409,
+    errors.SessionEndedError: 409,
     BrokenPipeError: 409,
     errors.SandboxGoneError: 410,
     errors.OperationExpiredError: 410,

@@ -24,6 +24,8 @@ from coldframe.protocol.models import (
     Quota,
     SandboxInfo,
     SandboxSpec,
+    SessionInfo,
+    SessionResult,
     Stream,
 )
 from coldframe.protocol.resources import Resources
@@ -158,6 +160,21 @@ class Tenant:
                 "leftovers": self.processes(result.leftovers),
             }
         )
+
+    def session(self, info: SessionInfo) -> SessionInfo:
+        """Return a session with the caller's own ids."""
+        return info.model_copy(
+            update={
+                "id": self.untagged(info.id),
+                "running": info.running and self.untagged(info.running),
+                "ended": info.ended and self.result(info.ended),
+            }
+        )
+
+    def session_result(self, told: SessionResult) -> SessionResult:
+        """Return how a command of a session ended with the caller's own ids."""
+        ended = told.ended and self.result(told.ended)
+        return told.model_copy(update={"result": self.result(told.result), "ended": ended})
 
     def processes(self, found: tuple[ProcessInfo, ...]) -> tuple[ProcessInfo, ...]:
         """Return processes with the caller's own ids."""

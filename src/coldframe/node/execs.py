@@ -16,6 +16,7 @@ from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation, Operations, weigh
 from coldframe.node.outputs import Outputs, read_result
 from coldframe.node.queueing import FairQueue
+from coldframe.node.session_command import SessionCommand
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import (
     CapacityError,
@@ -281,7 +282,9 @@ class Execs:
         """See `Node.cancel_exec`."""
         operation = self._operations.get(operation_id)
         await self.until_started(operation)
-        if operation.sandbox.refusal() is None:  # else all of it ends with the sandbox
+        if isinstance(operation.running, SessionCommand):
+            await operation.running.cancel()
+        elif operation.sandbox.refusal() is None:  # else all of it ends with the sandbox
             await operation.sandbox.require_ready().kill_processes(operation_id)
 
     async def resize(self, operation_id: str, rows: int, cols: int) -> None:

@@ -56,6 +56,8 @@ class Legacy:
         told = {name: getattr(sandbox, name) for name in _FIELDS}
         if sandbox.asked is not None:
             told["asked"] = wire.dump(sandbox.asked, secrets=True).decode()
+        if sandbox.sessions:
+            told["sessions"] = [session.noted() for session in sandbox.sessions.values()]
         return _json({**told, "state": sandbox.state}), sandbox.expires_at
 
     def of_exec(self, sandbox_id: str, operation_id: str) -> bytes:
@@ -113,6 +115,7 @@ def read_sandbox(found: FoundSandbox, empty: Sandbox) -> Sandbox:
     empty.state = SandboxState(told["state"])
     if "asked" in told:
         empty.asked = wire.load(SandboxSpec, told["asked"].encode())
+    empty.sessions_left = tuple(told.get("sessions", ()))
     return empty
 
 

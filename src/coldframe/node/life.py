@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coldframe.host.outcome import Undertaking
 from coldframe.node.quotas import OWNER_LABEL
@@ -22,6 +22,7 @@ from coldframe.runtimes.base import SandboxHandle
 
 if TYPE_CHECKING:
     from coldframe.node.operations import ExecOperation
+    from coldframe.node.session import Session
 
 _S = SandboxState
 _NOTHING = ImageStart()
@@ -86,6 +87,10 @@ class Sandbox:
     """Operations that have not ended."""
     lingering: dict[str, ExecOperation] = field(default_factory=dict)
     """Ended operations that left processes running, whose output goes on."""
+    sessions: dict[str, Session] = field(default_factory=dict)
+    """By the operation ids of their shells."""
+    sessions_left: tuple[dict[str, Any], ...] = ()
+    """What another process has noted of sessions, until these are gone on with."""
     look_at: int = LINGERING_LOOK
     """With how many of them it is looked again which have nothing running any more."""
     watchers: list[asyncio.Future[None]] = field(default_factory=list)

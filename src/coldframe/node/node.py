@@ -28,6 +28,7 @@ from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation
 from coldframe.node.quotas import OWNER_LABEL, in_use, require_room
 from coldframe.node.sandboxes import CloseReport, Load
+from coldframe.node.sessions import Sessions
 from coldframe.node.settings import NodeSettings
 from coldframe.node.works import open_works
 from coldframe.protocol.errors import (
@@ -403,6 +404,11 @@ class Node:
         """Drop an ended command's kept output. Its result stays, what it left running goes on."""
         self._require_open()
         await self._works.execs.forget(operation_id)
+
+    def sessions(self) -> Sessions:
+        """Return the sessions of all sandboxes."""
+        self._require_open()
+        return self._works.sessions
 
     # --- what is inside ---------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class Operations:
             or operation.sandbox is not sandbox
             or _essence(operation.request) != _essence(request)
         ):
-            raise _mismatch(operation.id)
+            raise mismatch(operation.id)
         return operation
 
     def find_create(self, operation_id: str, spec: SandboxSpec) -> CreateOperation | None:
@@ -136,7 +136,7 @@ class Operations:
         if operation is None:
             return None
         if not isinstance(operation, CreateOperation) or operation.request != spec:
-            raise _mismatch(operation_id)
+            raise mismatch(operation_id)
         return operation
 
     def get(self, operation_id: str) -> ExecOperation:
@@ -240,7 +240,8 @@ def _essence(request: ExecRequest) -> ExecRequest:
     return request.model_copy(update={"expected_version": None})
 
 
-def _mismatch(operation_id: str) -> OperationMismatchError:
+def mismatch(operation_id: str) -> OperationMismatchError:
+    """Return what refuses an id that stands for something else."""
     return OperationMismatchError(
         f"operation id {operation_id!r} was used for a different request; use a new id"
     )

@@ -15,6 +15,7 @@ from coldframe.node.legacy import Legacy
 from coldframe.node.operations import Operations
 from coldframe.node.register import Register
 from coldframe.node.sandboxes import CloseReport, Sandboxes
+from coldframe.node.sessions import Sessions
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import SandboxNotFoundError
 from coldframe.runtimes.base import Found, NothingFoundError, Outlives, Runtime
@@ -36,6 +37,7 @@ class Works:
     operations: Operations
     execs: Execs
     sandboxes: Sandboxes
+    sessions: Sessions
 
     @property
     def register(self) -> Register:
@@ -92,6 +94,8 @@ class Works:
                 self.legacy.drop_exec(command.operation_id)
             else:
                 self.execs.go_on(command, sandbox)
+        for sandbox in self.register.known():
+            self.sessions.go_on(sandbox)
 
 
 async def open_works(
@@ -137,7 +141,10 @@ async def _start(
     operations = Operations(settings, expired, legacy)
     execs = Execs(settings, operations)
     sandboxes = Sandboxes(settings, home.node_id, runtime, execs, home.counts, legacy=legacy)
-    works = Works(home, legacy, runtime, images, stores, expired, operations, execs, sandboxes)
+    sessions = Sessions(sandboxes.register.find, execs, operations, legacy)
+    works = Works(
+        home, legacy, runtime, images, stores, expired, operations, execs, sandboxes, sessions
+    )
     works.go_on(found)
     return works
 

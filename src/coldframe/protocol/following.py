@@ -12,14 +12,18 @@ READ_BYTES = 1 << 18
 """How much one read of output asks for."""
 
 
-class OutputSource(Protocol):
-    """Where output is read and the end is learnt: a node, or a link to one."""
-
-    async def wait_exec(self, operation_id: str, /) -> ExecResult: ...
+class Readable(Protocol):
+    """Where output is read."""
 
     async def read_output(
         self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool, /
     ) -> OutputChunk: ...
+
+
+class OutputSource(Readable, Protocol):
+    """Where the end is learnt too: a node, or a link to one."""
+
+    async def wait_exec(self, operation_id: str, /) -> ExecResult: ...
 
 
 async def merged(
@@ -60,7 +64,7 @@ async def merged(
 
 
 async def between(
-    source: OutputSource, operation_id: str, stream: Stream, cursor: int, end: int
+    source: Readable, operation_id: str, stream: Stream, cursor: int, end: int
 ) -> AsyncIterator[OutputChunk]:
     """Yield what lies from `cursor` up to `end`; all of it is in the spool or dropped."""
     while cursor < end:

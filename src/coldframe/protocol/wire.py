@@ -23,6 +23,9 @@ from coldframe.protocol.models import (
     OutputChunk,
     SandboxInfo,
     SandboxSpec,
+    SessionExecRequest,
+    SessionRequest,
+    SessionResult,
     Stream,
 )
 from coldframe.protocol.network import HIDDEN
@@ -65,21 +68,30 @@ def dump_all(models: Iterable[BaseModel]) -> bytes:
 
 def _is_odd(model: BaseModel) -> bool:
     """Whether a model holds what pydantic would write as something else."""
+    if isinstance(model, SessionResult):
+        return _is_odd(model.result)
     if isinstance(model, ExecResult):
         model = model.request
     elif isinstance(model, SandboxInfo):
         model = model.spec
+    if isinstance(model, SessionRequest):
+        return isinstance(model.cwd, bytes) or _is_odd_env(model.env)
+    if isinstance(model, SessionExecRequest):
+        return isinstance(model.command, bytes) or _is_odd_env(model.env)
     if isinstance(model, ExecRequest):
         words = model.argv if model.argv is not None else (model.command,)
         return (
             isinstance(model.cwd, bytes)
             or any(isinstance(word, bytes) for word in words)
-            or any(isinstance(value, bytes) for value in model.env.values())
-            or any(map(_is_odd_name, model.env))
+            or _is_odd_env(model.env)
         )
     if isinstance(model, SandboxSpec):
         return any(map(_is_odd_name, (*model.env, *model.labels)))
     return False
+
+
+def _is_odd_env(env: Mapping[Any, Any]) -> bool:
+    return any(isinstance(value, bytes) for value in env.values()) or any(map(_is_odd_name, env))
 
 
 def _is_odd_name(name: str | bytes) -> bool:

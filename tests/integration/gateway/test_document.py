@@ -22,7 +22,12 @@ from coldframe import Sandbox, SandboxClient
 from coldframe.gateway.openapi import document
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
-from coldframe.protocol.models import ExecRequest, SandboxSpec
+from coldframe.protocol.models import (
+    ExecRequest,
+    SandboxSpec,
+    SessionExecRequest,
+    SessionRequest,
+)
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.protocol.wire import LONGEST_POLL_S
 from tests.fixtures.service import serving
@@ -36,8 +41,8 @@ CHECKS = [
     checks.response_headers_conformance,
     checks.response_schema_conformance,
 ]
-DONE = "done"
-"""Operation id of a command that has ended."""
+DONE, SHELL = "done", "shell"
+"""Operation ids of a command that has ended, and of a session."""
 _LONGEST_WAIT_S = 0.05
 _DEFAULT_WAIT_S = 30.0
 
@@ -45,6 +50,8 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/sandboxes": SandboxSpec,
     "/v1/sandboxes/{sandbox_id}/execs": ExecRequest,
     "/v1/sandboxes/{sandbox_id}/network": NetworkPolicy,
+    "/v1/sandboxes/{sandbox_id}/sessions": SessionRequest,
+    "/v1/sessions/{session_id}/execs": SessionExecRequest,
 }
 
 schema = schemathesis.openapi.from_dict(document())
@@ -65,6 +72,8 @@ class Target:
             self._sandbox.exec("mkdir -p /tmp/d; echo x > /tmp/f")
             with contextlib.suppress(Exception):
                 self._sandbox.exec("echo done", operation_id=DONE)
+        with contextlib.suppress(Exception):  # one that was ended is known no less
+            self._sandbox.session(operation_id=SHELL)
         return self._sandbox.id
 
     def tidy(self) -> None:
@@ -97,7 +106,7 @@ def _aim(case: schemathesis.Case, target: Target) -> None:
     if case.headers and _often(case.headers.get("idempotency-key")):
         case.headers.pop("idempotency-key", None)
     path, query, body = case.path_parameters or {}, case.query or {}, case.body
-    known = {"sandbox_id": target.sandbox_id(), "operation_id": DONE}
+    known = {"sandbox_id": target.sandbox_id(), "operation_id": DONE, "session_id": SHELL}
     for name in known.keys() & path.keys():
         if _often(path[name]):
             path[name] = known[name]
@@ -125,7 +134,7 @@ def _mend(kind: type[BaseModel], body: dict[str, Any]) -> None:
         except ValidationError as error:
             where = error.errors()[0]["loc"]
             body.pop(str(where[0]) if where else "argv", None)
-            if kind is ExecRequest and "argv" not in body:
+            if kind is SessionExecRequest or (kind is ExecRequest and "argv" not in body):
                 body["command"] = "true"
             if kind is SandboxSpec:
                 body.setdefault("image", "any")

@@ -167,6 +167,14 @@ def test_owners_neither_see_nor_guess_nor_block_each_other(
         assert bob.list_sandboxes() == bob.list_sandboxes({"owner": "ada"}) == ()
 
         with http(keyed_service.tcp, make_key("bob")) as caller:
+            with hers.session(operation_id="shell-7") as session:
+                assert session.exec("echo hers", operation_id="said-7").operation_id == "said-7"
+                assert (session.refresh().id, hers.sessions()[0].id) == ("shell-7", "shell-7")
+                said = {"command": "true"}
+                assert caller.post("/v1/sessions/shell-7/execs", json=said).status_code == 404
+                assert caller.get("/v1/sessions/shell-7").status_code == 404
+                assert caller.delete("/v1/sessions/shell-7?kill=true").status_code == 404
+            assert caller.get(f"/v1/sandboxes/{hers.id}/sessions").status_code == 404
             assert caller.get(f"/v1/sandboxes/{hers.id}/network").status_code == 404
             assert caller.post("/v1/execs/run-7/cancel").status_code == 404
             patch = f"/v1/sandboxes/{hers.id}/patch"

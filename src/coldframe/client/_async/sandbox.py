@@ -24,6 +24,7 @@ from coldframe.protocol.models import (
     PortUrl,
     ProcessInfo,
     SandboxInfo,
+    SessionInfo,
 )
 from coldframe.protocol.network import EgressEvents, NetworkLike, network_policy
 from coldframe.protocol.patching import Patched
@@ -158,6 +159,7 @@ class AsyncSandbox:
         user: str | int | None = None,
         window_bytes: int = MIB,
         spool_bytes: int = 64 * MIB,
+        operation_id: str | None = None,
     ) -> AsyncSession:
         """Start a shell that keeps its directory, variables and functions between commands.
 
@@ -168,14 +170,29 @@ class AsyncSandbox:
             user: None: the sandbox's.
             window_bytes: per stream, how much of a command's output its result carries.
             spool_bytes: per stream, how much of the session's output is kept on the node.
+            operation_id: the same id again gives the same session.
         Raises:
             NotExecutedError and its kin: it was not started.
             SessionEndedError: it is not a POSIX shell.
         """
-        request = session_request(shell, env=env, cwd=cwd, user=user, spool_bytes=spool_bytes)
-        session = SessionCore(self._client, self.id, request, window_bytes)
-        await self._runner.run(session.start())
-        return AsyncSession(session, self._runner)
+        request = session_request(
+            shell, env=env, cwd=cwd, user=user, spool_bytes=spool_bytes, operation_id=operation_id
+        )
+        starting = SessionCore.start(self._client, self.id, request, window_bytes)
+        return AsyncSession(await self._runner.run(starting), self._runner)
+
+    async def attach_session(self, operation_id: str, *, window_bytes: int = MIB) -> AsyncSession:
+        """Return the handle of a session that was started before, by whichever client.
+
+        Raises:
+            OperationNotFoundError, OperationExpiredError: it is not known any more.
+        """
+        finding = SessionCore.attach(self._client, operation_id, window_bytes)
+        return AsyncSession(await self._runner.run(finding), self._runner)
+
+    async def sessions(self) -> tuple[SessionInfo, ...]:
+        """The sessions whose shell lives, oldest first."""
+        return await self._runner.run(self._core.sessions())
 
     # --- files ------------------------------------------------------------------------
 

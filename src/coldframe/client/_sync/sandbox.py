@@ -25,6 +25,7 @@ from coldframe.protocol.models import (
     PortUrl,
     ProcessInfo,
     SandboxInfo,
+    SessionInfo,
 )
 from coldframe.protocol.network import EgressEvents, NetworkLike, network_policy
 from coldframe.protocol.patching import Patched
@@ -159,6 +160,7 @@ class Sandbox:
         user: str | int | None = None,
         window_bytes: int = MIB,
         spool_bytes: int = 64 * MIB,
+        operation_id: str | None = None,
     ) -> Session:
         """Start a shell that keeps its directory, variables and functions between commands.
 
@@ -169,14 +171,29 @@ class Sandbox:
             user: None: the sandbox's.
             window_bytes: per stream, how much of a command's output its result carries.
             spool_bytes: per stream, how much of the session's output is kept on the node.
+            operation_id: the same id again gives the same session.
         Raises:
             NotExecutedError and its kin: it was not started.
             SessionEndedError: it is not a POSIX shell.
         """
-        request = session_request(shell, env=env, cwd=cwd, user=user, spool_bytes=spool_bytes)
-        session = SessionCore(self._client, self.id, request, window_bytes)
-        self._portal.run(session.start())
-        return Session(session, self._portal)
+        request = session_request(
+            shell, env=env, cwd=cwd, user=user, spool_bytes=spool_bytes, operation_id=operation_id
+        )
+        starting = SessionCore.start(self._client, self.id, request, window_bytes)
+        return Session(self._portal.run(starting), self._portal)
+
+    def attach_session(self, operation_id: str, *, window_bytes: int = MIB) -> Session:
+        """Return the handle of a session that was started before, by whichever client.
+
+        Raises:
+            OperationNotFoundError, OperationExpiredError: it is not known any more.
+        """
+        finding = SessionCore.attach(self._client, operation_id, window_bytes)
+        return Session(self._portal.run(finding), self._portal)
+
+    def sessions(self) -> tuple[SessionInfo, ...]:
+        """The sessions whose shell lives, oldest first."""
+        return self._portal.run(self._core.sessions())
 
     # --- files ------------------------------------------------------------------------
 

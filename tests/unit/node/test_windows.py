@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldframe.client._windows import Window
+from coldframe.node.windows import Window
 from coldframe.protocol.models import OutputChunk
 
 

@@ -1,0 +1,128 @@
+"""Sessions as the node keeps them: noted for the next process, and ended with their sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from coldframe.node.node import Node
+from coldframe.protocol import wire
+from coldframe.protocol.errors import (
+    CapacityError,
+    Execution,
+    InvalidRequestError,
+    SandboxGoneError,
+    SessionEndedError,
+)
+from coldframe.protocol.models import (
+    ExecRequest,
+    Reason,
+    SessionExecRequest,
+    SessionRequest,
+)
+from tests.unit.node.conftest import SPEC
+from tests.unit.node.test_sandboxes import until
+
+
+async def _runs(node: Node, session_id: str) -> bool:
+    return (await node.sessions().get(session_id)).running == "runs"
+
+
+def _left(node: Node, sandbox_id: str, session_id: str, request: ExecRequest) -> None:
+    """Have a session anew from its note, with a command that was noted in the last moment."""
+    sandbox = node._works.register.find(sandbox_id)
+    note: dict[str, Any] = json.loads(json.dumps(sandbox.sessions.pop(session_id).noted()))
+    note["last"] = {
+        "request": wire.dump(request).decode(),
+        "result": None,
+        "nonce": "s0123456789abcdef",
+        "began": note["at"],
+        "ended": (0, 0),
+        "began_at": time.time(),
+        "queued_s": 0.0,
+        "trace_id": None,
+    }
+    sandbox.sessions_left = (note,)
+    node.sessions().go_on(sandbox)
+
+
+async def test_session_command_that_was_noted_and_never_written_runs_then(node: Node) -> None:
+    """Killed between the two, a service must neither lose the command nor wait for it for ever."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    await node.sessions().exec(session.id, SessionExecRequest(command="x=kept; echo before"))
+    request = ExecRequest(command="echo $x >> ran; echo $x", operation_id="noted")
+    _left(node, sandbox.id, session.id, request)
+
+    result = await node.wait_exec("noted")
+
+    assert (result.stdout, result.exit_code, result.request) == (b"kept\n", 0, request)
+    counted = await node.sessions().exec(session.id, SessionExecRequest(command="cat ran"))
+    assert counted.result.stdout == b"kept\n"
+
+
+async def test_session_command_whose_shell_ended_meanwhile_ends_with_it(node: Node) -> None:
+    """Nobody reports any more: what waits for the command must be told, and how."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    await node.sessions().close(session.id, kill=True)
+    _left(node, sandbox.id, session.id, ExecRequest(command="true", operation_id="noted"))
+
+    assert (await node.wait_exec("noted")).signal == 9
+
+
+async def test_sessions_commands_end_with_their_sandbox(node: Node) -> None:
+    """The one that runs is cut short; the one that waits never ran, and says so."""
+    sandbox = await node.create_sandbox(SPEC)
+    sessions = node.sessions()
+    session = await sessions.create(sandbox.id, SessionRequest())
+    asked = [
+        SessionExecRequest(command="sleep 60", operation_id=name) for name in ("runs", "waits")
+    ]
+    running, waiting = (asyncio.ensure_future(sessions.exec(session.id, one)) for one in asked)
+    await until(partial(_runs, node, session.id))
+    await node.delete(sandbox.id)
+
+    assert (await running).result.reason is Reason.SANDBOX_GONE
+    with pytest.raises(SandboxGoneError) as refused:
+        await waiting
+    assert refused.value.execution is Execution.NOT_EXECUTED
+    with pytest.raises(SessionEndedError, match="sandbox_gone"):
+        await sessions.exec(session.id, SessionExecRequest(command="true"))
+
+
+async def test_session_takes_no_more_waiting_commands_than_it_can_hold(node: Node) -> None:
+    """Each holds memory: who only asks must be refused in words."""
+    sandbox = await node.create_sandbox(SPEC)
+    sessions = node.sessions()
+    session = await sessions.create(sandbox.id, SessionRequest())
+    asked = SessionExecRequest(command="sleep 60")
+    waiting = [asyncio.ensure_future(sessions.exec(session.id, asked)) for _ in range(258)]
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+    assert all(isinstance(one.exception(), CapacityError) for one in done)
+    await sessions.close(session.id, kill=True)
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(one, SessionEndedError) for one in ends) >= 255
+
+
+async def test_session_command_has_no_stdin_and_no_terminal(node: Node) -> None:
+    """It reads end of file: what is written to it must be refused, not lost."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    asked = SessionExecRequest(command="sleep 60", operation_id="runs")
+    running = asyncio.ensure_future(node.sessions().exec(session.id, asked))
+    await until(partial(_runs, node, session.id))
+    with pytest.raises(InvalidRequestError, match="no stdin"):
+        await node.write_stdin("runs", b"x")
+    with pytest.raises(InvalidRequestError, match="status"):
+        await node.read_output("runs", "status")
+    assert await node.mark("runs") == (0, 0)
+    await node.cancel_exec("runs")
+    assert (await running).result.reason is Reason.SIGNAL
+    await node.sessions().close(session.id)
