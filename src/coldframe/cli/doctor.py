@@ -16,7 +16,8 @@ from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import CapabilityError, ColdframeError
 from coldframe.protocol.models import Capabilities
 
-BASE_IMAGE = "debian:bookworm"
+WANTED_IMAGES = ("debian:bookworm", "busybox:latest")
+"""What the examples and the documentation use."""
 
 
 def doctor(
@@ -59,11 +60,12 @@ def _image_check(home: Path) -> tuple[Check, str | None]:
                 names = [record.name for record in store.list()]
     except (ColdframeError, OSError) as error:
         return Check("images", False, render.sentence(str(error)), "run as root", False), None
-    remedy = "" if BASE_IMAGE in names else f"coldframe image bootstrap {BASE_IMAGE}"
-    detail = f"{len(names)} in the store" + ("" if remedy else f", {BASE_IMAGE} too")
-    usable = [name for name in sorted(names) if name == BASE_IMAGE or name.startswith("busybox:")]
-    check = Check("images", not remedy, detail, remedy, required=False)
-    return check, usable[-1] if usable else None
+    missing = [name for name in WANTED_IMAGES if name not in names]
+    detail = f"{len(names)} in the store" + (f", but not {', '.join(missing)}" if missing else "")
+    remedy = "; ".join(f"coldframe image bootstrap {name}" for name in missing)
+    usable = [name for name in WANTED_IMAGES if name in names]
+    check = Check("images", not missing, detail, remedy, required=False)
+    return check, usable[0] if usable else None
 
 
 def _leaks_check(home: Path) -> Check:

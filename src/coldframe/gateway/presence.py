@@ -19,7 +19,6 @@ router = APIRouter(prefix="/v1/presence", tags=["service"])
 _FOR_EVER_S = 10 * 365 * 86400.0
 _LONGEST_LINE = 128
 _MOST = 100_000
-_AT_ONCE_S = 0.001
 
 
 @router.post("", status_code=204, response_model=None, openapi_extra=RAW_BODY)
@@ -69,4 +68,4 @@ def _heed(mine: dict[str, None], line: str) -> None:
 async def _lost(tenant: Tenant, mine: dict[str, None]) -> None:
     for sandbox_id in mine:
         with contextlib.suppress(ColdframeError):  # it has ended, or the node has
-            await tenant.node.renew(tenant.sandbox(sandbox_id), _AT_ONCE_S)
+            await tenant.node.lapse(tenant.sandbox(sandbox_id), "its client has gone")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from coldframe.node.background import Background
 from coldframe.node.execs import Execs
 from coldframe.node.legacy import Legacy
-from coldframe.node.life import Sandbox
+from coldframe.node.life import LEASE_ENDED, Sandbox
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, SandboxGoneError
 from coldframe.protocol.models import SandboxState
 
@@ -44,6 +44,12 @@ class Leases:
         if ttl_s is not None and not (math.isfinite(ttl_s) and 0 < ttl_s <= _LONGEST_TTL_S):
             raise InvalidRequestError(f"ttl_s={ttl_s!r} is not above 0 and at most ten years")
         sandbox.expires_at = None if ttl_s is None else time.time() + ttl_s
+        self.watch(sandbox)
+        self._legacy.note(sandbox)
+
+    def lapse(self, sandbox: Sandbox, why: str) -> None:
+        """Let the lease end now."""
+        sandbox.expires_at, sandbox.reason = time.time(), why
         self.watch(sandbox)
         self._legacy.note(sandbox)
 
@@ -93,8 +99,7 @@ class Leases:
         assert handle is not None
         sandbox.expired = True
         sandbox.kept_until = time.time() + self._quarantine_s
-        reason = f"its lease ended; it can be read for {self._quarantine_s:g} s"
-        sandbox.move(SandboxState.TERMINATING, reason)
+        sandbox.move(SandboxState.TERMINATING, sandbox.reason or LEASE_ENDED)
         self._legacy.note(sandbox)
         self._execs.refuse_waiting(sandbox)
         self.watch(sandbox)

@@ -40,6 +40,7 @@ NEXT: dict[SandboxState, frozenset[SandboxState]] = {
 }
 """Every transition there is."""
 
+LEASE_ENDED = "its lease ended"
 _MADE_VERSION = 3
 """After requested, provisioning, ready."""
 ENDED = frozenset({_S.DELETED, _S.FAILED, _S.LOST})
@@ -191,8 +192,10 @@ class Sandbox:
         if self.state is SandboxState.READY:
             return None
         why = f": {self.reason}" if self.reason else ""
+        if self.kept_until is not None:
+            why += f"; it can be read for {max(0.0, self.kept_until - time.time()):.0f} s more"
         if self.state is SandboxState.DELETED:
-            how = "expired: its lease ended" if self.expired else "was deleted"
+            how = f"expired: {self.reason or LEASE_ENDED}" if self.expired else "was deleted"
             return SandboxGoneError(f"sandbox {self.id!r} {how}")
         if self.state is SandboxState.LOST:
             return SandboxGoneError(f"sandbox {self.id!r} was lost{why}")

@@ -297,6 +297,12 @@ class Node:
         self._works.sandboxes.leases.renew(sandbox, ttl_s)
         return sandbox.info()
 
+    async def lapse(self, id_or_name: str, why: str) -> None:
+        """Let the lease end now; `why` is told as the reason of its end."""
+        sandbox = self._find(id_or_name)
+        sandbox.require_ready()
+        self._works.sandboxes.leases.lapse(sandbox, why)
+
     def _find(self, id_or_name: str) -> Sandbox:
         self._require_open()
         return self._works.register.find(id_or_name)

@@ -14,7 +14,7 @@ from coldframe.node.background import Background
 from coldframe.node.execs import Execs
 from coldframe.node.leases import Leases
 from coldframe.node.legacy import Legacy, read_sandbox
-from coldframe.node.life import Sandbox
+from coldframe.node.life import LEASE_ENDED, Sandbox
 from coldframe.node.queueing import FairQueue
 from coldframe.node.register import Register
 from coldframe.node.settings import NodeSettings
@@ -239,7 +239,9 @@ class Sandboxes:
                 await self._end_unborn(sandbox)
                 return
             if sandbox.state is not SandboxState.TERMINATING:
-                sandbox.move(SandboxState.TERMINATING)
+                sandbox.move(
+                    SandboxState.TERMINATING, (sandbox.reason or LEASE_ENDED) if expired else None
+                )
                 sandbox.expired = expired
                 self._legacy.note(sandbox)
             self.leases.let_be(sandbox)

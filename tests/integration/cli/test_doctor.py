@@ -85,8 +85,9 @@ def test_doctor_without_images_says_how_to_get_one(tmp_path: Path) -> None:
     assert checks["images"] == {
         "name": "images",
         "ok": False,
-        "detail": "0 in the store",
-        "remedy": "coldframe image bootstrap debian:bookworm",
+        "detail": "0 in the store, but not debian:bookworm, busybox:latest",
+        "remedy": "coldframe image bootstrap debian:bookworm; "
+        "coldframe image bootstrap busybox:latest",
         "required": False,
     }
 

@@ -21,6 +21,7 @@ from coldframe import AsyncSandboxClient, CapabilityError, InvalidRequestError, 
 from coldframe.protocol import places, wire
 from coldframe.protocol.errors import (
     NotPermittedError,
+    SandboxStateError,
     ServiceUnreachableError,
     VersionMismatchError,
 )
@@ -206,10 +207,14 @@ def test_sandbox_of_a_killed_client_is_kept_to_be_read_and_then_ends(
         while (lost := watcher.get_sandbox(lost_id)).info.kept_until is None:
             assert time.monotonic() < deadline, lost.info
             time.sleep(0.05)
+        assert lost.info.reason == "its client has gone"
+        with pytest.raises(SandboxStateError, match=r"its client has gone; it can be read for \d"):
+            lost.exec("true")
         assert lost.files.exists("/here")
         while watcher.get_sandbox(lost_id).info.ended_at is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        assert watcher.get_sandbox(lost_id).info.reason == "its client has gone"
         assert watcher.get_sandbox(kept_id).info.state == "ready"
         watcher.delete_sandbox(kept_id)
 

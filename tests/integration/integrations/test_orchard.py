@@ -142,8 +142,31 @@ def test_resources_tell_what_there_is_and_what_is_taken(caller: httpx.Client, bo
     assert told["status"] == "ok"
     assert told["total_capacity"]["cpu"] == len(os.sched_getaffinity(0))
     assert told["total_requested"] == {"cpu": 4.0, "memory_bytes": 16 << 30}
-    assert [pod["name"] for pod in told["sandbox_pods"]] == [box]
-    assert {"nodes", "total_allocatable", "available"} <= set(told)
+    assert [(pod["name"], pod["phase"]) for pod in told["sandbox_pods"]] == [(box, "Running")]
+    (node,) = told["nodes"]
+    assert node["capacity"] == told["total_capacity"] == told["total_allocatable"]
+    free, whole = told["available"]["memory_bytes"], told["total_capacity"]["memory_bytes"]
+    assert 0 < free < whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_terminal_on_a_node_that_takes_no_more_commands_closes_4503(
+    tmp_path: Path, image_store: ImageStore
+) -> None:
+    """Its client tries again after 4503; after 4500 it gives the command up."""
+    images, most = image_store.layers_directory.parent, "1"
+    with serving(
+        tmp_path, "native", "--compat", "orchard", images=images, COLDFRAME_MAX_RUNNING_EXECS=most
+    ) as service:
+        with httpx.Client(base_url=service.tcp, timeout=60) as caller:
+            box = caller.post("/sandboxes", json={"image": IMAGE}).json()["sandbox_id"]
+            caller.post(f"/sandboxes/{box}/exec", json={"command": ["sleep", "60"]})
+        url = f"ws://{urlsplit(service.tcp).netloc}/sandboxes/{box}/exec/pty"
+        with connect(url) as terminal, pytest.raises(ConnectionClosed) as closed:
+            terminal.send(json.dumps({"type": "init", "cmd": ["true"]}))
+            assert json.loads(terminal.recv())["type"] == "error"
+            terminal.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 4503
 
 
 # --- sandboxes ------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
-import os
 import time
 import uuid
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from coldframe.gateway.identity import Scope
 from coldframe.gateway.tenants import Tenant
 from coldframe.integrations.orchard import files, services, terminal, words
 from coldframe.integrations.orchard.jobs import Job, Jobs
+from coldframe.node.quotas import in_use
 from coldframe.protocol.errors import (
     CapacityError,
     ColdframeError,
@@ -131,26 +131,25 @@ async def health(request: Request) -> Response:
 
 @router.get("/resources")
 async def resources(request: Request) -> dict[str, Any]:
-    """Say what this machine has and what the caller's sandboxes may take of it."""
+    """Say what the node has, what is free of it, and what the caller's sandboxes may take."""
     tenant = enter(request, Scope.READ)
-    cpus = float(len(os.sched_getaffinity(0)))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    node = await tenant.node.resources()
     live = await tenant.list({})
-    taken_cpu = sum(info.spec.cpu for info in live)
-    taken_memory = sum(info.spec.memory_bytes for info in live)
-    whole = {"cpu": cpus, "memory_bytes": memory}
+    whole = words.amounts_of(node.capacity)
     return {
         "status": "ok",
         "nodes": [{"name": tenant.node.id, "capacity": whole, "allocatable": whole}],
         "total_capacity": whole,
         "total_allocatable": whole,
-        "total_requested": {"cpu": taken_cpu, "memory_bytes": taken_memory},
-        "available": {
-            "cpu": max(0.0, cpus - taken_cpu),
-            "memory_bytes": max(0, memory - taken_memory),
-        },
+        "total_requested": words.amounts_of(in_use(info.spec for info in live)),
+        # Measured: limits are promises, and all of them may be more than there is.
+        "available": words.amounts_of(node.free),
         "sandbox_pods": [
-            {"name": info.spec.name or info.id, "cpu": info.spec.cpu, "phase": "Running"}
+            {
+                "name": info.spec.name or info.id,
+                "cpu": info.spec.cpu,
+                "phase": "Pending" if info.ready_at is None else "Running",
+            }
             for info in live
         ],
     }

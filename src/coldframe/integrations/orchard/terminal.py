@@ -18,6 +18,7 @@ from coldframe.integrations.orchard.jobs import argvs
 from coldframe.integrations.orchard.words import Init
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
+    CapacityError,
     ColdframeError,
     InvalidRequestError,
     NotPermittedError,
@@ -74,7 +75,8 @@ async def _serve(socket: WebSocket, tenant: Tenant, inner: str) -> None:
     try:
         await _start(tenant, inner, init, operation_id)
     except ColdframeError as error:
-        await _fail(socket, f"spawn failed: {error}", _NOT_STARTED)
+        code = UNAVAILABLE if isinstance(error, CapacityError) else _NOT_STARTED
+        await _fail(socket, f"spawn failed: {error}", code)
         return
     hearing = asyncio.ensure_future(_hear(socket, tenant, operation_id))
     telling = asyncio.ensure_future(_tell(socket, tenant, inner, operation_id))

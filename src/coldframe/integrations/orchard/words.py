@@ -13,6 +13,7 @@ from coldframe.protocol import wire
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.models import GIB, SandboxInfo, SandboxSpec, SandboxState
 from coldframe.protocol.network import network_policy
+from coldframe.protocol.resources import Amounts
 
 TTL_S = 7200.0
 """How long a sandbox may live at most."""
@@ -170,6 +171,11 @@ def memory_of(count: float) -> str:
         if count >= _UNITS[unit] and count % _UNITS[unit] == 0:
             return f"{count / _UNITS[unit]:.0f}{unit}"
     return f"{count:.0f}"
+
+
+def amounts_of(amounts: Amounts) -> dict[str, Any]:
+    """Say amounts of a node or of sandboxes."""
+    return {"cpu": amounts.cpu, "memory_bytes": amounts.memory_bytes}
 
 
 def settings_of(spec: SandboxSpec) -> dict[str, Any]:
