@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     )
     from coldframe.protocol.models import (
         Capabilities,
+        Change,
         ExecResult,
+        FileChange,
+        FileChanges,
         FileEntry,
         FileKind,
         FileStat,
@@ -127,7 +130,10 @@ _HOMES = {
     ),
     "coldframe.protocol.models": (
         "Capabilities",
+        "Change",
         "ExecResult",
+        "FileChange",
+        "FileChanges",
         "FileEntry",
         "FileKind",
         "FileStat",
@@ -166,6 +172,7 @@ __all__ = [
     "Capabilities",
     "CapabilityError",
     "CapacityError",
+    "Change",
     "ClientClosedError",
     "ColdframeError",
     "ConflictError",
@@ -179,6 +186,8 @@ __all__ = [
     "ExecOptions",
     "ExecResult",
     "Execution",
+    "FileChange",
+    "FileChanges",
     "FileEntry",
     "FileError",
     "FileKind",

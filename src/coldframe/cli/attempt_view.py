@@ -5,6 +5,7 @@ from __future__ import annotations
 from coldframe.cli import render
 from coldframe.cli.progress import outcome
 from coldframe.trajectories.base import OutputRef
+from coldframe.trajectories.files import ChangedFiles
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
 from coldframe.trajectories.schema import Call, Step, TaskStepRecord, Trajectory
 from coldframe.trajectories.store import BlobStore, StoreError
@@ -90,10 +91,16 @@ def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
     for call in step.calls:
         command = call.request.get("command") or call.request.get("argv")
         lines.append(f"  $ {command}")
-        lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s")
+        lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s{_files(call.files)}")
         for output in (call.stdout, call.stderr):
             lines += _text(output, blobs, full)
     return lines
+
+
+def _files(files: ChangedFiles | None) -> str:
+    if files is None:
+        return "  files: not known"
+    return f"  files: +{files.created} ~{files.changed} -{files.removed}"
 
 
 def _ending(call: Call) -> str:

@@ -12,6 +12,7 @@ from coldframe.protocol.models import (
     DiskExtension,
     ExecRequest,
     ExecResult,
+    FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
@@ -60,6 +61,9 @@ class SandboxCore:
 
     async def fingerprint(self) -> Fingerprint:
         return await (await self._client.link()).fingerprint(self.id)
+
+    async def changes(self, since: str | None, limit: int) -> FileChanges:
+        return await (await self._client.link()).changes(self.id, since, limit)
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         return await (await self._client.link()).processes(self.id)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EventPage,
         ExecRequest,
         ExecResult,
+        FileChanges,
         Fingerprint,
         GuardReport,
         GuardRequest,
@@ -141,6 +142,8 @@ class NodeLink(Protocol):
     ) -> tuple[ProcessInfo, ...]: ...
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint: ...
+
+    async def changes(self, sandbox_id: str, since: str | None, limit: int, /) -> FileChanges: ...
 
     async def set_network(
         self, sandbox_id: str, policy: NetworkPolicy, /, *, expected_version: int | None = None

@@ -36,6 +36,7 @@ from coldframe.protocol.models import (
     EventPage,
     ExecRequest,
     ExecResult,
+    FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
@@ -266,6 +267,10 @@ class RemoteNode:
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint:
         return await self._get(Fingerprint, f"{_sandbox(sandbox_id)}/fingerprint")
+
+    async def changes(self, sandbox_id: str, since: str | None, limit: int, /) -> FileChanges:
+        query = f"limit={limit}" + ("" if since is None else f"&since={quote(since)}")
+        return await self._get(FileChanges, f"{_sandbox(sandbox_id)}/changes?{query}")
 
     async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]:
         answer = await self._call("GET", f"{_sandbox(sandbox_id)}/processes")

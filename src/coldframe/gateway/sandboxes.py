@@ -25,7 +25,9 @@ from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Lease, SandboxPage
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import (
+    MOST_CHANGES,
     DiskExtension,
+    FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
@@ -227,6 +229,21 @@ async def fingerprint(request: Request, sandbox_id: str) -> Response:
     tenant = enter(request, Scope.READ)
     taken = tenant.node.fingerprint(tenant.sandbox(sandbox_id))
     return json_answer(await unless_gone(request, taken))
+
+
+@router.get("/{sandbox_id}/changes", response_model=FileChanges)
+async def changes(
+    request: Request,
+    sandbox_id: str,
+    since: Annotated[
+        str | None, Query(description="The mark of an earlier answer; else over the image.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_CHANGES)] = MOST_CHANGES,
+) -> Response:
+    """Return which files were created, changed or removed since a mark. Paths are base64."""
+    tenant = enter(request, Scope.READ)
+    told = tenant.node.changes(tenant.sandbox(sandbox_id), since, limit)
+    return json_answer(await unless_gone(request, told))
 
 
 @router.get("/{sandbox_id}/processes", response_model=list[ProcessInfo])

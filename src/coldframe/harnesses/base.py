@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from coldframe.harnesses.file_log import FileLog
 from coldframe.protocol.errors import (
     ColdframeError,
     Execution,
@@ -152,8 +153,13 @@ class Episode:
     """None: the sandbox's own."""
     seed: int | None = None
     offers: Offers = Offers()
+    files: FileLog = field(init=False)
+    """What became of the sandbox's files between the commands."""
     running: set[str] = field(default_factory=set)
     """Operations of the harness that have not ended: killed before the tests arrive."""
+
+    def __post_init__(self) -> None:
+        self.files = FileLog(self.sandbox, self.recorder)
 
     def remaining_s(self) -> float:
         """Return the seconds until the deadline, never below a millisecond."""
@@ -195,7 +201,7 @@ class Episode:
             failure = error if isinstance(error, ColdframeError) else None
             if failure is not None:
                 self.running.discard(operation_id)
-            step.calls.append(
+            step.add(
                 self.recorder.error(
                     failure,
                     command,
@@ -207,7 +213,7 @@ class Episode:
             )
             raise
         self.running.discard(operation_id)
-        step.calls.append(
+        number = step.add(
             self.recorder.result(
                 result,
                 started_at=started_at,
@@ -216,6 +222,7 @@ class Episode:
             )
         )
         check_platform(result)
+        step.files(number, await self.files.told())
         return result
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from coldframe.protocol.errors import FileTooLargeError
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would take as long to make as the look at the inode
 class Entry:
     """One name of a tree while the walk stands on it."""
 
@@ -63,15 +64,17 @@ def walk(
     most_names: int | None = None,
     *,
     enter: Callable[[Entry], bool] = lambda _: True,
+    moving: bool = False,
 ) -> Iterator[Entry]:
     """Yield every entry below `root`, the root first, directories before their content.
 
     Names of one directory come in the order of their bytes. One descriptor is open at a
     time, whatever the depth: the way up is `..`, checked. Directories that `enter` does not
-    want are yielded, and not looked into.
+    want are yielded, and not looked into. In a `moving` tree a name that is gone, or no directory
+    any more, when the walk comes to it is passed over.
 
     Raises:
-        OSError: the tree cannot be read; ESTALE: it changed under the walk.
+        OSError: the tree cannot be read; ESTALE: it changed under the walk, where the walk stood.
         FileTooLargeError: more than `most_names` would have to be held at once.
     """
     fd = os.open(root, DIRECTORY) if isinstance(root, Path) else os.dup(root)
@@ -93,11 +96,21 @@ def walk(
                 continue
             name = level.names.pop()
             held -= 1
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                if moving:
+                    continue
+                raise
             entry = Entry(fd, name, above, status, len(stack))
             yield entry
             if stat.S_ISDIR(status.st_mode) and enter(entry):
-                fd = _descend(fd, name)
+                try:
+                    fd = _descend(fd, name)
+                except OSError as error:
+                    if moving and error.errno in _NO_DIRECTORY:
+                        continue
+                    raise
                 above += name + b"/"
                 names = _names(fd, None if most_names is None else most_names - held)
                 held += len(names)

@@ -38,11 +38,13 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.ids import check_operation_id, new_node_id
 from coldframe.protocol.models import (
+    MOST_CHANGES,
     Capabilities,
     DiskExtension,
     EventPage,
     ExecRequest,
     ExecResult,
+    FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
@@ -62,6 +64,8 @@ from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.protocol.resources import NodeResources
 from coldframe.runtimes.base import FileAccess, Runtime
 
+CHANGES_S = 10.0
+"""How long one look at what changed of a sandbox's files may take."""
 _LEDGER_SCANS = 2
 
 
@@ -497,6 +501,16 @@ class Node:
         """Return digests of the sandbox's state; see `fingerprints.EXCLUDED` for what is not."""
         sandbox = self._find(id_or_name)
         return await fingerprints.take(sandbox, sandbox.require_readable())
+
+    async def changes(
+        self, id_or_name: str, since: str | None = None, limit: int = MOST_CHANGES
+    ) -> FileChanges:
+        """Return what became of a sandbox's files since a mark (None: over its image).
+
+        Raises as `SandboxHandle.changes`.
+        """
+        handle = self._find(id_or_name).require_readable()
+        return await handle.changes(since, min(limit, MOST_CHANGES), CHANGES_S)
 
     # --- the node ---------------------------------------------------------------------
 

@@ -17,6 +17,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
+HASHED_FILE_BYTES = 16 * MIB
+"""Of a changed file up to this size the digest is told."""
+MOST_CHANGES = 1000
+"""Changed paths that are told at once; all are counted."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
@@ -478,6 +484,56 @@ class FileEntry(_Model):
 
     name: bytes
     stat: FileStat
+
+
+class Change(StrEnum):
+    """What became of a path between two looks."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    """Its content, kind, mode or owner."""
+    REMOVED = "removed"
+
+
+class FileChange(_Model):
+    """One path that is not what it was. The path is hostile bytes."""
+
+    path: bytes
+    """Absolute."""
+    change: Change
+    kind: FileKind
+    """As it is now; of what was removed, as it was."""
+    size: int = 0
+    """Of a file as it is now; else 0."""
+    sha256: str | None = None
+    """Of a file's content; None: not read, for it is over HASHED_FILE_BYTES or the look's sum."""
+
+
+class FileChanges(_Model):
+    """How a sandbox's files differ between two looks; it says nothing of who changed them."""
+
+    since: str | None
+    """The mark of the look before; None: compared with the image."""
+    mark: str | None
+    """To be given as `since` next time. None: no look could be kept, compare with the image."""
+    created: int
+    changed: int
+    removed: int
+    """A directory stands for all that went with it."""
+    entries: tuple[FileChange, ...]
+    """The first of them, in the order of their paths."""
+    excluded: tuple[str, ...]
+    """What is not looked at."""
+
+    @property
+    def total(self) -> int:
+        """How many paths there are, those that `entries` leaves out included."""
+        return self.created + self.changed + self.removed
+
+    @property
+    def left_out(self) -> int:
+        """How many paths `entries` leaves out."""
+        return self.total - len(self.entries)
 
 
 class DiskExtension(_Model):

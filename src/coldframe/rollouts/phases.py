@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from coldframe.protocol.errors import ColdframeError
 from coldframe.protocol.models import ProcessInfo
 from coldframe.protocol.network import EgressEvent, NetworkPolicy
+from coldframe.trajectories.files import ChangedFiles
 from coldframe.trajectories.phases import Egress, EgressDecided, PhaseRecord
 from coldframe.trajectories.recorder import Recorder, plain_process, plain_text
 from coldframe.trajectories.schema import Step
@@ -103,9 +104,16 @@ class PhaseLog:
         )
 
     async def end(
-        self, *, killed: Iterable[ProcessInfo] = (), survivors: Iterable[ProcessInfo] = ()
+        self,
+        *,
+        killed: Iterable[ProcessInfo] = (),
+        survivors: Iterable[ProcessInfo] = (),
+        files: ChangedFiles | str | None = None,
     ) -> None:
-        """Close the record of the phase that is open; its egress is read now."""
+        """Close the record of the phase that is open; its egress is read now.
+
+        `files` is what became of the files since the last look at them, or why it is not known.
+        """
         current, self._open = self._open, None
         if current is None:
             return
@@ -117,6 +125,8 @@ class PhaseLog:
             # Decisions end with their sandbox; a phase that ended so has lost them.
             why = plain_text(str(error)) or f"not read within {READ_S:g} s"
             self.unknown[f"phases.{len(self._done)}.egress"] = why
+        if isinstance(files, str):
+            self.unknown[f"phases.{len(self._done)}.files"] = files
         self._done.append(
             PhaseRecord(
                 name=current.name,
@@ -130,6 +140,7 @@ class PhaseLog:
                 killed=tuple(map(plain_process, killed))[:LISTED],
                 survivors=tuple(map(plain_process, survivors))[:LISTED],
                 egress=egress,
+                files=files if isinstance(files, ChangedFiles) else None,
             )
         )
 

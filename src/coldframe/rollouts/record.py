@@ -64,6 +64,7 @@ def trajectory(attempt: Attempt, started_at: float) -> Trajectory:
         failure=attempt.failure,
         final_state=attempt.final,
         file_diff=_file_diff(attempt),
+        files_excluded=attempt.recorder.files_excluded,
         times=_times(attempt),
         totals=totals(steps),
         warnings=tuple(attempt.warnings),
@@ -222,8 +223,8 @@ def _versions(attempt: Attempt) -> Versions:
 def _unknown(attempt: Attempt) -> dict[str, str]:
     """Return every field of the design's list that this record does not know, and why."""
     unknown = {
-        "steps[].calls[].file_diff": "no listing is taken between commands; see file_diff",
         "steps[].usage.prompt_token_ids": "the chat API gives no token ids",
+        **attempt.recorder.unknown,
         **attempt.phases.unknown,
         **attempt.unknown,
     }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Outcome, Solution, check_platform
+from coldframe.harnesses.file_log import FileLog
 from coldframe.harnesses.scripts import pack, run_argv, shell_of
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -88,6 +89,7 @@ class Stage:
     tampering: Tampering = field(default_factory=lambda: Tampering(None))
     _verifier: Verifier | None = None
     _running: set[str] = field(default_factory=set)
+    _files: FileLog | None = None
     _collected: list[Collected] = field(default_factory=list)
     _survivors: tuple[ProcessInfo, ...] = ()
 
@@ -189,6 +191,8 @@ class Stage:
             seed=None if settings.seed is None else settings.seed + attempt.sample,
             running=self._running,
         )
+        self._files = episode.files
+        await episode.files.begin()
         timer = asyncio.timeout(limit)
         try:
             async with timer:
@@ -236,6 +240,7 @@ class Stage:
         killed, survivors = await kill_what_must_not_live_on(
             sandbox, self._running, everything=full
         )
+        files = None if self._files is None else await self._files.told()
         await attempt.note_final_state(sandbox)
         await self._collect()
         if step.verifier.separate and self.last and not full:
@@ -247,7 +252,7 @@ class Stage:
             place = attempt.artifacts if step.name is None else attempt.artifacts / step.name
             await asyncio.to_thread(cargo.save, place)
         self._survivors = survivors
-        await attempt.phases.end(killed=killed, survivors=survivors)
+        await attempt.phases.end(killed=killed, survivors=survivors, files=files)
 
     async def _collect(self) -> None:
         """Run the commands that make files of what only a live process knows."""

@@ -17,6 +17,7 @@ from coldframe.protocol.models import (
     Capabilities,
     ExecRequest,
     ExecResult,
+    FileChanges,
     FileEntry,
     FileStat,
     GuardReport,
@@ -224,6 +225,16 @@ class SandboxHandle(Protocol):
 
     async def unguard(self) -> None:
         """Take the guarded directory away; that none is guarded is fine."""
+
+    async def changes(self, since: str | None, most: int, limit_s: float) -> FileChanges:
+        """Return what became of its files since a mark (None: what differs from the image).
+
+        At most `most` of them are told, all are counted. What of them is whose is not known, and
+        a change that falls under the look may be told by the next one. Costs what was written over
+        the image, whatever it is. Raises CapabilityError if the runtime cannot tell,
+        SandboxGoneError, NotKnownError (after `limit_s`, too much to index, or a mark that is not
+        kept), FileTooLargeError, FileError.
+        """
 
     async def export_upper(self, target: Path) -> None:
         """Kill what runs, then copy what was written, in layer form, into the empty `target`."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coldframe.host.fsthreads import run_to_its_end
+from coldframe.host.patience import Patience
 from coldframe.host.rootfs import RootFiles
+from coldframe.host.roottree import closing
+from coldframe.host.treewalk import DIRECTORY
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     ArgumentsTooLongError,
@@ -33,6 +39,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import (
     Argument,
     ExecRequest,
+    FileChanges,
     GuardReport,
     GuardRequest,
     ProcessInfo,
@@ -44,6 +51,8 @@ from coldframe.protocol.text import encoded
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import FileAccess, Gone
 from coldframe.runtimes.fake_exec import FakeExec, open_streams
+from coldframe.runtimes.file_changes import look
+from coldframe.runtimes.file_marks import MarksInMemory, changes
 
 if TYPE_CHECKING:
     from coldframe.runtimes.fake import FakeRuntime
@@ -112,6 +121,9 @@ class FakeSandbox:
         self._files: RootFiles | None = None
         self._execs: set[FakeExec] = set()
         self._end: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._marks = MarksInMemory()
+        self._as_created = b""
         self.gone: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
 
     @property
@@ -145,6 +157,8 @@ class FakeSandbox:
         """Open what was made."""
         root = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._files = RootFiles(root, os.getuid(), self._runtime.threads, lambda _: (0, 0))
+        with closing(os.open(self.directory, DIRECTORY)) as tree:
+            self._as_created = look(tree, (), b"", Patience(math.inf), 0).index
 
     def _workdir(self) -> str:
         return self._spec.workdir or self._image.config.workdir or "/"
@@ -311,6 +325,18 @@ class FakeSandbox:
         """See `SandboxHandle.unguard`."""
 
     # --- ending -----------------------------------------------------------------------
+
+    async def changes(self, since: str | None, most: int, limit_s: float) -> FileChanges:
+        """See `SandboxHandle.changes`."""
+        self._require_alive()
+        patience = Patience(limit_s)
+        async with self._looking:
+            with closing(os.open(self.directory, DIRECTORY)) as tree:
+                return await run_to_its_end(
+                    partial(changes, most=most, patience=patience, as_created=self._as_created),
+                    *(tree, (), self._marks, since),
+                    cancelled=patience.lose,
+                )
 
     async def export_upper(self, target: Path) -> None:
         """See `SandboxHandle.export_upper`; there is no image below, so all of the tree."""

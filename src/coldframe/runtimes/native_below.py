@@ -83,9 +83,10 @@ class ImageBelow(MergedView):
                 level.directories = self._step(merged, self.names[at - 1], level.stack)
                 merged = level.directories
 
-    def root_stat(self) -> os.stat_result:
-        """The state of the root."""
-        return os.fstat(self._levels[0].directories[0])
+    def root_stat(self) -> os.stat_result | None:
+        """The state of the root; None: there are no layers."""
+        root = self._levels[0].directories
+        return os.fstat(root[0]) if root else None
 
     def look_at(self, name: bytes) -> tuple[os.stat_result | None, bytes | None]:
         """The state of a name where it stands, and a link's target; None: there is none."""

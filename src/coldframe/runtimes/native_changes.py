@@ -58,7 +58,7 @@ def changes_of(upper: int, layers: Sequence[Path], patience: Patience) -> dict[b
             for name, state in one.changes()
         }
 
-    return _at_rest(upper, layers, patience, look)
+    return at_rest(layers, lambda image: look(_Look(upper, image, patience)))
 
 
 def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed: bytes) -> str:
@@ -85,18 +85,16 @@ def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed:
             _feed(whole, (b"at", b"%d" % told, name, *(state or (b"removed",))))
         return whole.hexdigest()
 
-    return _at_rest(upper, layers, patience, look)
+    return at_rest(layers, lambda image: look(_Look(upper, image, patience)))
 
 
-def _at_rest(
-    upper: int, layers: Sequence[Path], patience: Patience, look: Callable[[_Look], T]
-) -> T:
-    """Look until nothing has changed under the look."""
+def at_rest(layers: Sequence[Path], look: Callable[[ImageBelow], T]) -> T:
+    """Look until nothing has changed under the look. Raises FileError: it kept changing."""
     failure: Exception | None = None
     for _ in range(_TRIES):
         with contextlib.closing(ImageBelow(layers)) as image:
             try:
-                return look(_Look(upper, image, patience))
+                return look(image)
             except (ImageError, OSError) as error:
                 failure = error
     raise FileError(f"the sandbox's files kept changing: {failure}") from failure
@@ -151,8 +149,8 @@ class _Look:
         """What the image has in a directory that was removed and made anew."""
         if below is None or not stat.S_ISDIR(below.st_mode):
             return
-        with _opened(entry) as directory:
-            if not _is_opaque(directory):
+        with opened(entry) as directory:
+            if not is_opaque(directory):
                 return
             kept = set(names_of(directory))
         for name in sorted(self.image.names_in(entry.name) - kept):
@@ -239,7 +237,8 @@ def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _opened(entry: Entry) -> Iterator[int]:
+def opened(entry: Entry) -> Iterator[int]:
+    """Open a directory of a walk until the end of the block."""
     fd = os.open(entry.name, DIRECTORY, dir_fd=entry.parent)
     try:
         yield fd
@@ -247,7 +246,8 @@ def _opened(entry: Entry) -> Iterator[int]:
         os.close(fd)
 
 
-def _is_opaque(directory: int) -> bool:
+def is_opaque(directory: int) -> bool:
+    """Whether a directory of an upper hides what the image has there."""
     try:
         return os.getxattr(directory, "trusted.overlay.opaque") == b"y"
     except OSError as error:

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from coldframe.host import forks, processes
@@ -33,6 +34,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import (
     ExecRequest,
+    FileChanges,
     GuardReport,
     GuardRequest,
     ProcessInfo,
@@ -41,6 +43,7 @@ from coldframe.protocol.models import (
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
+from coldframe.runtimes.file_marks import MarksInDirectory, changes
 from coldframe.runtimes.native_changes import digest_changes
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
@@ -94,6 +97,7 @@ class NativeSandbox:
         self._end = end
         self._execs: dict[int, NativeExec] = {}
         self._ending: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
         self.gone: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
 
     @property
@@ -340,6 +344,22 @@ class NativeSandbox:
                 *(upper, self.parts.layers, patience, seed),
                 cancelled=patience.lose,
             )
+
+    async def changes(self, since: str | None, most: int, limit_s: float) -> FileChanges:
+        """See `SandboxHandle.changes`."""
+        self._require_alive()
+        patience = Patience(limit_s)
+        async with self._looking:
+            with (
+                closing(self.parts.storage.open(self._id)) as directory,
+                self.open_upper() as upper,
+            ):
+                marks = MarksInDirectory(directory)
+                return await run_to_its_end(
+                    partial(changes, most=most, patience=patience),
+                    *(upper, self.parts.layers, marks, since),
+                    cancelled=patience.lose,
+                )
 
     @contextlib.contextmanager
     def open_upper(self) -> Iterator[int]:

@@ -23,6 +23,7 @@ from coldframe.protocol.errors import ColdframeError
 from coldframe.protocol.ids import new_node_id
 from coldframe.protocol.models import Capabilities
 from coldframe.runtimes import (
+    self_check_changes,
     self_check_control,
     self_check_exec,
     self_check_files,
@@ -45,6 +46,7 @@ CHECKS: tuple[Check, ...] = (
     *self_check_exec.check.table,
     *self_check_control.check.table,
     *self_check_files.check.table,
+    *self_check_changes.check.table,
     *self_check_life.check.table,
     *self_check_network.check.table,
     *self_check_guards.check.table,

@@ -9,6 +9,7 @@ from pydantic import Field
 from coldframe.protocol.models import ProcessInfo
 from coldframe.protocol.network import EgressDecision, EgressKind
 from coldframe.trajectories.base import Model
+from coldframe.trajectories.files import ChangedFiles
 
 
 class EgressDecided(Model):
@@ -63,6 +64,9 @@ class PhaseRecord(Model):
     survivors: tuple[ProcessInfo, ...] = ()
     """What lived on into the next phase."""
     egress: Egress = Egress()
+    files: ChangedFiles | None = None
+    """Of the agent's: what became of the files after the last look at them, until all that must
+    not live on was dead. A command that was interrupted shows here."""
 
 
 class TamperEvent(Model):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from coldframe.protocol.errors import ColdframeError, Execution
 from coldframe.protocol.models import ExecRequest, ExecResult, Output, ProcessInfo
 from coldframe.trajectories.base import BlobRef, OutputRef
+from coldframe.trajectories.files import ChangedFiles, Words
 from coldframe.trajectories.redaction import Redactor, is_secret_name
 from coldframe.trajectories.schema import (
     Call,
@@ -69,6 +70,27 @@ class StepRecord:
             ParseFailure(code=code, message=plain_text(message), tool_call_id=tool_call_id)
         )
 
+    def add(self, call: Call) -> int:
+        """Keep a call, and return its index; what became of the files is told later, if at all."""
+        self.calls.append(call)
+        number = len(self.calls) - 1
+        self._recorder.unknown[self._files_of(number)] = (
+            "no look was taken after it: it was not executed, or the agent or sandbox ended with it"
+        )
+        return number
+
+    def files(self, number: int, found: ChangedFiles | str) -> None:
+        """Tell what became of the files around a call, or why that is not known."""
+        name = self._files_of(number)
+        if isinstance(found, str):
+            self._recorder.unknown[name] = found
+            return
+        self.calls[number] = self.calls[number].model_copy(update={"files": found})
+        del self._recorder.unknown[name]
+
+    def _files_of(self, number: int) -> str:
+        return f"steps.{self._index}.calls.{number}.files"
+
     def show(
         self,
         text: str,
@@ -111,6 +133,10 @@ class Recorder:
     prompt: list[BlobRef] = field(default_factory=list)
     tool_schemas: list[dict[str, Any]] = field(default_factory=list)
     reported_model: str | None = None
+    files_excluded: tuple[str, ...] = ()
+    """What the looks at the files left out."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Dotted field of a step → why it is not known."""
     _done: list[Step] = field(default_factory=list)
     _open: StepRecord | None = None
 
@@ -150,15 +176,15 @@ class Recorder:
 
     def request(self, request: ExecRequest) -> dict[str, Any]:
         """Return the request as JSON: text where it is text, base64 where it is not."""
-        argv = None if request.argv is None else [self._argument(one) for one in request.argv]
+        argv = None if request.argv is None else [self.words(one) for one in request.argv]
         return {
             "argv": argv,
-            "command": None if request.command is None else self._argument(request.command),
+            "command": None if request.command is None else self.words(request.command),
             "shell": request.shell,
-            "cwd": None if request.cwd is None else self._argument(request.cwd),
+            "cwd": None if request.cwd is None else self.words(request.cwd),
             "env": self._environment(request.env),
             "user": request.user,
-            "stdin": None if request.stdin is None else self._argument(request.stdin),
+            "stdin": None if request.stdin is None else self.words(request.stdin),
             "deadline_s": request.deadline_s,
             "window_bytes": request.window_bytes,
             "spool_bytes": request.spool_bytes,
@@ -166,7 +192,8 @@ class Recorder:
             "pty": None if request.pty is None else request.pty.model_dump(),
         }
 
-    def _argument(self, value: str | bytes) -> Any:
+    def words(self, value: str | bytes) -> Words:
+        """Return text as it is, and bytes that are none in base64; without known secrets."""
         raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
         try:
             return self.redactor.text(raw.decode())
@@ -179,7 +206,7 @@ class Recorder:
             key = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
             hidden = bool(value) and is_secret_name(key)
             clean[plain_text(key)] = (
-                "[redacted]" if hidden else None if value is None else self._argument(value)
+                "[redacted]" if hidden else None if value is None else self.words(value)
             )
         return clean
 
@@ -229,8 +256,8 @@ class Recorder:
             call_error = CallError(code=error.code, side=error.side, message=message)
         line = isinstance(command, str)
         request = {
-            "argv": None if line else [self._argument(one) for one in command],
-            "command": self._argument(command) if isinstance(command, str) else None,
+            "argv": None if line else [self.words(one) for one in command],
+            "command": self.words(command) if isinstance(command, str) else None,
             **{name: value for name, value in options.items() if name not in _NOT_RECORDED},
             "env": self._environment(dict(options.get("env") or {})),
         }

@@ -17,11 +17,12 @@ from pydantic import Field, field_validator, model_validator
 from coldframe.protocol.errors import Side
 from coldframe.protocol.models import Fingerprint, ProcessInfo, Reason, Resources
 from coldframe.trajectories.base import BlobRef, Model, OutputRef, Sha256
+from coldframe.trajectories.files import ChangedFiles
 from coldframe.trajectories.origin import Origin
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
 from coldframe.trajectories.verification import Verification
 
-SCHEMA_VERSION: Literal["coldframe.trajectory/3"] = "coldframe.trajectory/3"
+SCHEMA_VERSION: Literal["coldframe.trajectory/4"] = "coldframe.trajectory/4"
 REWARD_SCHEMA_VERSION = "coldframe.reward/1"
 
 
@@ -77,8 +78,8 @@ class Call(Model):
     """As the sandbox measured it; what lies between is transport and queueing."""
     queue_s: float = Field(ge=0)
     """Time of the call that the command itself did not run."""
-    file_diff: None = None
-    """Not known per step: a listing of the whole tree per command costs more than the command."""
+    files: ChangedFiles | None = None
+    """What became of the files from the look before the command to the one after it."""
 
 
 class ParseFailure(Model):
@@ -327,7 +328,7 @@ class TaskStepRecord(Model):
 class Trajectory(Model):
     """One attempt, from its first byte to its verdict or its failure: exactly one of them."""
 
-    schema_version: Literal["coldframe.trajectory/3"] = SCHEMA_VERSION
+    schema_version: Literal["coldframe.trajectory/4"] = SCHEMA_VERSION
     identity: Identity
     origin: Origin | None = None
     """Of an attempt that was made elsewhere and imported: by what, and what it left."""
@@ -349,6 +350,8 @@ class Trajectory(Model):
     final_state: Fingerprint | None = None
     """After the harness was killed and before the tests arrived."""
     file_diff: FileDiff | None = None
+    files_excluded: tuple[str, ...] = ()
+    """What the looks at files during the agent's time leave out."""
     times: Times
     totals: Totals
     warnings: tuple[str, ...] = ()

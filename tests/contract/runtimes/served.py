@@ -12,6 +12,7 @@ from coldframe.protocol.models import (
     DiskExtension,
     ExecRequest,
     ExecResult,
+    FileChanges,
     GuardReport,
     GuardRequest,
     OutputChunk,
@@ -101,6 +102,9 @@ class ServedSandbox:
     async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
         inner = None if operation_id is None else self._own(operation_id)
         return self._theirs(await self._link.kill_processes(self.id, inner))
+
+    async def changes(self, since: str | None, most: int, limit_s: float) -> FileChanges:
+        return await self._link.changes(self.id, since, most)
 
     async def extend_disk(self, extra_bytes: int) -> None:
         await self._link.extend_disk(self.id, DiskExtension(extra_bytes=extra_bytes))

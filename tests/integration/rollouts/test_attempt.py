@@ -50,7 +50,6 @@ async def test_attempt_by_the_oracle_passes_and_by_nop_fails(
     assert idle.file_diff and not idle.file_diff.changed
     assert min(times.create_s, times.exec_s, times.verify_s, times.delete_s) > 0
     assert times.total_s >= times.run_s - times.model_s
-    assert "steps[].calls[].file_diff" in solved.unknown
 
 
 async def test_attempt_of_an_agent_sees_neither_tests_nor_solution(

@@ -9,7 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from coldframe.protocol.errors import Side
-from coldframe.trajectories.schema import Failure, Termination, Times, Trajectory
+from coldframe.trajectories.schema import (
+    SCHEMA_VERSION,
+    Failure,
+    Termination,
+    Times,
+    Trajectory,
+)
 from coldframe.trajectories.store import (
     TRAJECTORY_FILE,
     BlobStore,
@@ -76,7 +82,7 @@ def test_trajectory_that_is_damaged_is_refused_by_path(tmp_path: Path, damage: s
     if damage == "cut":
         path.write_text(text[: len(text) // 2])
     elif damage == "schema":
-        path.write_text(text.replace("coldframe.trajectory/3", "coldframe.trajectory/2"))
+        path.write_text(text.replace(SCHEMA_VERSION, "coldframe.trajectory/1"))
     elif damage == "extra":
         path.write_text(text.replace('"clock"', '"glock": 1, "clock"'))
     else:

@@ -16,8 +16,10 @@ from coldframe.client._requests import Command, Env, ExecOptions, checked, exec_
 from coldframe.client._sessions import SessionCore, session_request
 from coldframe.protocol.models import (
     MIB,
+    MOST_CHANGES,
     DiskExtension,
     ExecResult,
+    FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
@@ -229,6 +231,23 @@ class AsyncSandbox:
     async def fingerprint(self) -> Fingerprint:
         """Digest files, processes, ports, users, limits and network policy."""
         return await self._runner.run(self._core.fingerprint())
+
+    async def changes(self, since: str | None = None, *, limit: int = MOST_CHANGES) -> FileChanges:
+        """List which files were created, changed (content, mode or owner) or removed.
+
+        Looks only at what was written over the image. It tells how two instants differ, not which
+        command, or what is left running, did it; what falls under the look may be told by the next.
+
+        Args:
+            since: the `mark` of an earlier answer; the last four of a sandbox are kept. None:
+                what differs from the image.
+            limit: how many paths to list, at most 1,000; all are counted.
+        Raises:
+            NotKnownError: the mark is not kept, or the sandbox holds too much to tell in 10 s.
+            FileError: its files kept changing.
+            CapabilityError: the runtime cannot tell.
+        """
+        return await self._runner.run(self._core.changes(since, limit))
 
     # --- processes, ports -------------------------------------------------------------
 

@@ -17,8 +17,10 @@ from coldframe.client._sync.process import OutputStream, Process
 from coldframe.client._sync.session import Session
 from coldframe.protocol.models import (
     MIB,
+    MOST_CHANGES,
     DiskExtension,
     ExecResult,
+    FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
@@ -228,6 +230,23 @@ class Sandbox:
     def fingerprint(self) -> Fingerprint:
         """Digest files, processes, ports, users, limits and network policy."""
         return self._portal.run(self._core.fingerprint())
+
+    def changes(self, since: str | None = None, *, limit: int = MOST_CHANGES) -> FileChanges:
+        """List which files were created, changed (content, mode or owner) or removed.
+
+        Looks only at what was written over the image. It tells how two instants differ, not which
+        command, or what is left running, did it; what falls under the look may be told by the next.
+
+        Args:
+            since: the `mark` of an earlier answer; the last four of a sandbox are kept. None:
+                what differs from the image.
+            limit: how many paths to list, at most 1,000; all are counted.
+        Raises:
+            NotKnownError: the mark is not kept, or the sandbox holds too much to tell in 10 s.
+            FileError: its files kept changing.
+            CapabilityError: the runtime cannot tell.
+        """
+        return self._portal.run(self._core.changes(since, limit))
 
     # --- processes, ports -------------------------------------------------------------
 
