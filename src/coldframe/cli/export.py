@@ -9,16 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.run import open_run, ordered
 from coldframe.trajectories.schema import Trajectory
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = group()
 
 
 @app.callback()
-def group() -> None:
+def outgoing() -> None:
     """Write attempts in the formats of others."""
 
 

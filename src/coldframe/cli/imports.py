@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from coldframe.cli import render
+from coldframe.cli.groups import group
 from coldframe.cli.progress import outcome
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = group()
 
 
 @app.callback()
-def group() -> None:
+def incoming() -> None:
     """Make runs of what other runners left."""
 
 

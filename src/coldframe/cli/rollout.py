@@ -19,6 +19,7 @@ from coldframe.cli.groups import group
 from coldframe.cli.progress import BatchProgress, outcome
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
+from coldframe.learning.captured import shaping
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, RunError
 from coldframe.rollouts.capture import ModelCapture
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
@@ -58,7 +59,8 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="Of one answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample k is seeded with SEED + k.")] = None,
     policy_version: Annotated[
-        str | None, typer.Option(help="Which weights act; recorded only.")
+        str | None,
+        typer.Option(help="Digest of the weights that act; --capture tokens needs it."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Its name and version; recorded only.")
@@ -189,6 +191,24 @@ async def _run(config: RunConfig, directory: RunDirectory, settings: RolloutSett
                 raise KeyboardInterrupt from None
 
 
+def _check_trainable(model: ModelSettings) -> None:
+    """Refuse now what the contract would refuse of every attempt after hours of them.
+
+    Raises:
+        InvalidRequestError: which weights sample, or how, is not said.
+    """
+    if model.policy_version is None:
+        raise InvalidRequestError(
+            "--capture tokens: say which weights act, --policy-version sha256:..., else nothing "
+            "of this can be trained on"
+        )
+    if not shaping(model.sampling()):
+        raise InvalidRequestError(
+            "--capture tokens: say how is sampled, such as --temperature 1: the engine's own "
+            "defaults are not known, so nothing of this could be trained on"
+        )
+
+
 @contextlib.asynccontextmanager
 async def _captured(config: RunConfig) -> AsyncIterator[ModelCapture | None]:
     """Start what captures, if that is asked for: a proxy of this process, on loopback."""
@@ -198,6 +218,9 @@ async def _captured(config: RunConfig) -> AsyncIterator[ModelCapture | None]:
         return
     if model is None:
         raise InvalidRequestError("--capture: there is no model; give --model and --base-url")
+    level = Level(config.capture)
+    if level is Level.TOKENS:
+        _check_trainable(model)
     try:
         from coldframe.inference.engine import EngineSettings
         from coldframe.inference.local import local_capture
@@ -216,7 +239,7 @@ async def _captured(config: RunConfig) -> AsyncIterator[ModelCapture | None]:
     settings = ProxySettings(
         engine=engine,
         model=model.name,
-        capture=Level(config.capture),
+        capture=level,
         policy_version=model.policy_version,
     )
     async with local_capture(settings) as capture:

@@ -45,8 +45,8 @@ def make(
     by: Annotated[
         str,
         typer.Option(
-            help="What keeps tasks together: repository, template, source, time, or "
-            "another key of [metadata]."
+            help="What keeps tasks together: repository, template, source, time, another key of "
+            "[metadata]; or task: each is a group of its own."
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.json of each split goes.")],

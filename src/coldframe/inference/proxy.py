@@ -15,6 +15,7 @@ from coldframe.inference.dialects import Asked, Dialect, RefusedError
 from coldframe.inference.engine import Engine, EngineFailedError, EngineSettings
 from coldframe.inference.evidence import CAPTURE, Evidence, examine
 from coldframe.protocol.errors import InferenceError, InvalidRequestError
+from coldframe.trajectories.base import DIGEST
 from coldframe.trajectories.calls import Budget, CallLine, Level, Retry
 
 log = logging.getLogger("coldframe.inference")
@@ -57,7 +58,7 @@ class Proxy:
     def __init__(self, settings: ProxySettings) -> None:
         self.settings = settings
         self.engine = Engine(settings.engine)
-        self.policy_version = settings.policy_version
+        self.policy_version = self._digest(settings.policy_version)
         self.paused_for_s: float | None = None
         self._by_key: dict[str, Attempt] = {}
         self._by_name: dict[str, Attempt] = {}
@@ -164,9 +165,23 @@ class Proxy:
             await self._idle.wait()
 
     def resume(self, policy_version: str | None = None) -> None:
-        """Answer again; by other weights, if they are named."""
-        self.policy_version = policy_version or self.policy_version
+        """Answer again; by other weights, if they are named.
+
+        Raises:
+            InvalidRequestError: by something else than their digest; it stays paused.
+        """
+        self.policy_version = self._digest(policy_version) or self.policy_version
         self.paused_for_s = None
+
+    def _digest(self, version: str | None) -> str | None:
+        """Return what names weights by their content; below `tokens` any name will do."""
+        tokens = self.settings.capture is Level.TOKENS
+        if version is not None and tokens and not DIGEST.fullmatch(version):
+            raise InvalidRequestError(
+                f"policy version {version!r:.120} is no digest (32 hex digits or more, as "
+                "sha256:...): by any other name nothing of this could be trained on"
+            )
+        return version
 
     # --- calls ---------------------------------------------------------------------------
 

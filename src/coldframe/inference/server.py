@@ -47,6 +47,7 @@ async def serving(app: ProxyApp, host: str = "127.0.0.1", port: int = 0) -> Asyn
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -57,7 +57,7 @@ def policy_of(
         ContractError: the calls were sampled in more than one way.
     """
     name, model = trial_name(trajectory), trajectory.identity.model
-    sampling = [_shaping(turn.call.sampling_sent) for turn in calls.turns]
+    sampling = [shaping(turn.call.sampling_sent) for turn in calls.turns]
     for index, one in enumerate(sampling):
         if one != sampling[0]:
             field = f"calls[{index}].sampling_sent"
@@ -167,7 +167,8 @@ def _call(turn: Turn) -> Call:
     return Call(call.call_id, *counts, policy=call.policy_version)
 
 
-def _shaping(sampling: Mapping[str, Any]) -> dict[str, Any]:
+def shaping(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of sampling that change what is likely."""
     return {name: sampling[name] for name in _DISTRIBUTION if sampling.get(name) is not None}
 
 

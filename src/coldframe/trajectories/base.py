@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+DIGEST = re.compile(r"(?:[a-z0-9]+[:-])?[0-9a-f]{32,128}")
+"""Of weights, say: with or without `sha256:` or the like before it."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -85,6 +85,28 @@ async def test_service_mints_carries_pauses_and_survives_kill_9(tmp_path: Path) 
     assert (captured.ended, [*captured.segments()]) == (True, [0])
 
 
+async def test_service_says_where_it_serves_and_no_more(tmp_path: Path) -> None:
+    """Lines about nothing hide the one about a call without its tokens."""
+    async with StandInEngine(talk) as engine, served(engine.base_url, tmp_path) as (process, url):
+        assert (await asyncio.to_thread(httpx.get, f"{url}/health")).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        _, said = await process.communicate()
+    assert said in (b"", None)
+
+
+async def test_weights_are_named_by_their_digest_or_not_at_all(tmp_path: Path) -> None:
+    """At the start and at every change: after hours it would be too late."""
+    async with StandInEngine(talk) as engine:
+        with pytest.raises(AssertionError, match="'latest' is no digest"):
+            async with served(engine.base_url, tmp_path, "--policy-version", "latest"):
+                pass
+        async with served(engine.base_url, tmp_path) as (_, url):
+            async with administrator(url, tmp_path) as admin:
+                odd = await admin.post("/coldframe/resume", json={"policy_version": "step-12"})
+            assert odd.status_code == 400
+            assert "is no digest" in odd.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 async def test_administration_is_for_the_administrator_alone(tmp_path: Path, method: str) -> None:
     """A harness that could mint keys could speak for other attempts."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coldframe.cli.main import main
 from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import ModelSettings
 from coldframe.inference.engine import EngineSettings
@@ -164,6 +165,26 @@ async def test_command_captures_a_shipped_task(tmp_path: Path, debian_image: obj
     assert rollout.reward == 1.0
     assert rollout.completion_token_ids == tuple(one.completion for one in engine.log)
     assert rollout.old_logprobs == tuple(one.logprobs for one in engine.log)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--temperature", "1"], "--policy-version"),
+        (["--temperature", "1", "--policy-version", "latest"], "no digest"),
+        (["--policy-version", DIGEST, "--seed", "3"], "--temperature"),
+    ],
+)
+def test_capture_that_could_never_be_trained_on_is_refused_at_the_start(
+    tmp_path: Path, given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a sandbox is made, and before hours of them."""
+    model = ["--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--capture", "tokens"]
+    code = main(["rollout", "run", str(EXAMPLES), *model, "--out", str(tmp_path / "out"), *given])
+
+    assert code == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 async def test_steps_of_a_task_are_captured_apart(

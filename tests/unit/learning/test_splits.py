@@ -51,6 +51,26 @@ def _homes(splits: tuple[SplitManifest, ...]) -> dict[str, str]:
     return {task.key: split.name for split in splits for task in split.tasks}
 
 
+# --- groups ---
+
+
+def test_task_without_the_group_is_told_what_all_of_them_say(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of the shipped tasks none has a repository; `--by task` splits them all the same."""
+    tasks = Path(__file__).parents[3] / "examples" / "tasks"
+
+    assert main(["splits", "make", str(tasks), "--by", "repository", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "repository is not said" in told
+    assert "tasks say: " in told
+    assert "--by task" in told
+    assert main(["splits", "make", str(tasks), "--by", "task", "--out", str(tmp_path)]) == 0
+    found = [read_manifest(tmp_path / f"{name}.json") for name in ("train", "eval")]
+    assert all(one.tasks for one in found)
+    assert all(len({task.group for task in one.tasks}) == len(one.tasks) for one in found)
+
+
 # --- make -----------------------------------------------------------------------------
 
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict
 
 from coldframe.learning.contracts.errors import ContractError
 from coldframe.learning.contracts.evidence import PolicyIdentity, Provenance
-from coldframe.learning.contracts.policies import DIGEST
 from coldframe.learning.contracts.rollouts import AnyRollout
 from coldframe.learning.contracts.rules import Breaches, Rules
 from coldframe.learning.contracts.values import is_number, is_plain
 from coldframe.learning.files import canonical, digest_of, write_frozen
+from coldframe.trajectories.base import DIGEST
 
 rule: Rules[Sequence[AnyRollout]] = Rules()
 NAMES = ("run_id", "runner", "agent", "reward_schema")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from coldframe.learning.contracts.evidence import PolicyIdentity
 from coldframe.learning.contracts.rules import Breaches, Rules
 from coldframe.learning.contracts.values import is_plain
+from coldframe.trajectories.base import DIGEST
 
 if TYPE_CHECKING:
     from coldframe.learning.contracts.rollouts import AnyRollout
-
-DIGEST = re.compile(r"(?:[a-z0-9]+[:-])?[0-9a-f]{32,128}")
 
 rule: Rules[AnyRollout] = Rules()
 

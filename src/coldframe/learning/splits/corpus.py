@@ -16,6 +16,8 @@ from typing import Any
 from coldframe.learning.splits.manifest import SplitError, SplitTask
 from coldframe.learning.splits.similarity import normal, sketch
 
+ALONE = "task"
+"""Each task is a group of its own."""
 _REMOTE = re.compile(r"^(?:[a-z+]+://)?(?:[^@/]+@)?([^:/]+)(?::\d+)?[:/](.+?)(?:\.git)?/*$")
 
 
@@ -36,7 +38,7 @@ class CorpusTask:
         Raises:
             SplitError: it does not say.
         """
-        value = self.metadata.get(by)
+        value = self.name if by == ALONE else self.metadata.get(by)
         if by == "time":
             return moment(value, f"{self.directory / 'task.toml'}: [metadata] time").isoformat()
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coldframe.learning.splits.corpus import CorpusTask, moment
+from coldframe.learning.splits.corpus import ALONE, CorpusTask, moment
 from coldframe.learning.splits.manifest import SplitError, SplitManifest, SplitTask
 
 
@@ -49,7 +49,7 @@ def make_splits(tasks: Iterable[CorpusTask], plan: SplitPlan) -> tuple[SplitMani
         SplitError: the plan is not one, a task does not say its group, or a split would be empty.
     """
     _check(plan)
-    entries = [task.entry(plan.by) for task in tasks]
+    entries = _entries([*tasks], plan.by)
     members: dict[str, list[SplitTask]] = {name: [] for name in plan.shares}
     for entry in entries:
         members[plan.split_of(entry.group)].append(entry)
@@ -71,6 +71,26 @@ def make_splits(tasks: Iterable[CorpusTask], plan: SplitPlan) -> tuple[SplitMani
         )
         for name, found in members.items()
     )
+
+
+def _entries(tasks: Sequence[CorpusTask], by: str) -> list[SplitTask]:
+    """Return what manifests keep of the tasks.
+
+    Raises:
+        SplitError: one does not say its group; says by what all of them could be grouped.
+    """
+    try:
+        return [task.entry(by) for task in tasks]
+    except SplitError as error:
+        said = [
+            {name for name, value in task.metadata.items() if isinstance(value, str | int)}
+            for task in tasks
+        ]
+        common = ", ".join(sorted(set.intersection(*said)))
+        raise SplitError(
+            f"{error}; all of the {len(tasks)} tasks say: {common or 'nothing'}. "
+            f"--by {ALONE} makes each a group of its own, if they have nothing in common"
+        ) from error
 
 
 def _check(plan: SplitPlan) -> None:
