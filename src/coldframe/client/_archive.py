@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from coldframe.protocol.errors import (
     PathRefusedError,
 )
 from coldframe.protocol.pieces import PIECE_BYTES
+from coldframe.protocol.sparse import content, data_extents, sparse_headers, sparse_map
 
 MAX_MEMBERS = 1_000_000
 _BUFFER = 256 << 10
@@ -54,9 +56,20 @@ class _PieceReader(io.RawIOBase):
         return b"".join(parts)
 
 
-def unpack(next_piece: Callable[[], bytes], target: Path, max_bytes: int) -> int:
+OnRefused = Callable[[str], None]
+"""Told why a member is left out."""
+
+
+def unpack(
+    next_piece: Callable[[], bytes],
+    target: Path,
+    max_bytes: int,
+    on_refused: OnRefused | None = None,
+) -> int:
     """Unpack a tar that comes in pieces into a local directory; return the number of members.
 
+    Args:
+        on_refused: leave out a member that must not be unpacked; None: refuse the archive.
     Raises:
         PathRefusedError, PathExistsError, FileTooLargeError, FileError: see `download_tree`.
     """
@@ -64,7 +77,7 @@ def unpack(next_piece: Callable[[], bytes], target: Path, max_bytes: int) -> int
     root = os.open(target, _DIRECTORY)
     try:
         with tarfile.open(fileobj=_PieceReader(next_piece), mode="r|", bufsize=_BUFFER) as archive:
-            count = _Unpacker(root, archive, max_bytes).run()
+            count = _Unpacker(root, archive, max_bytes, on_refused).run()
     except tarfile.TarError as error:
         raise FileError(f"the archive is damaged: {error}") from error
     finally:
@@ -75,8 +88,10 @@ def unpack(next_piece: Callable[[], bytes], target: Path, max_bytes: int) -> int
 
 
 class _Unpacker:
-    def __init__(self, root: int, archive: tarfile.TarFile, max_bytes: int) -> None:
-        self._root, self._archive = root, archive
+    def __init__(
+        self, root: int, archive: tarfile.TarFile, max_bytes: int, on_refused: OnRefused | None
+    ) -> None:
+        self._root, self._archive, self._on_refused = root, archive, on_refused
         self._max = self._left = max_bytes
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
 
@@ -88,8 +103,11 @@ class _Unpacker:
                 raise FileTooLargeError(f"the archive has more than {MAX_MEMBERS} members")
             try:
                 self._one(member)
-            except ValueError as error:  # a NUL in a name
-                raise PathRefusedError(f"archive member {member.name!r}: {error}") from error
+            except PathRefusedError as error:
+                if self._on_refused is None:
+                    raise
+                self._on_refused(str(error))
+                count -= 1
             # tarfile remembers every member; a stream of a million would fill memory.
             self._archive.members = []  # type: ignore[attr-defined]
         for parts, member in reversed(self._modes):
@@ -98,6 +116,17 @@ class _Unpacker:
         return count
 
     def _one(self, member: tarfile.TarInfo) -> None:
+        """Make one member.
+
+        Raises:
+            PathRefusedError: it would leave the directory, or is no file, directory or link.
+        """
+        try:
+            self._placed(member)
+        except ValueError as error:  # a NUL in a name
+            raise PathRefusedError(f"archive member {member.name!r}: {error}") from error
+
+    def _placed(self, member: tarfile.TarInfo) -> None:
         parts = _parts(member.name)
         if member.isdir():
             with self._directory(parts, make=True):
@@ -120,9 +149,7 @@ class _Unpacker:
             with self._directory(source[:-1]) as origin:
                 if not source:
                     raise PathRefusedError(f"{member.name!r} is a hard link to a directory")
-                os.link(
-                    source[-1], name, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False
-                )
+                _link(source[-1], origin, name, parent)
         elif member.issym():
             _check_link(member, depth=len(parts) - 1)
             os.symlink(member.linkname, name, dir_fd=parent)
@@ -171,6 +198,13 @@ class _Unpacker:
             os.close(fd)
 
 
+def _link(old: str, origin: int, new: str, parent: int) -> None:
+    try:
+        os.link(old, new, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise PathRefusedError(f"{new!r} is a hard link to what was not unpacked") from error
+
+
 def _finish(fd: int, member: tarfile.TarInfo) -> None:
     os.fchmod(fd, member.mode & 0o777)
     # A time that cannot be set (the archive may say anything) is not worth the tree.
@@ -212,12 +246,33 @@ def pack(local: Path, write: Callable[[bytes], None], owner: tuple[int, int]) ->
         fileobj=_PieceWriter(write), mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT
     ) as archive:
         for path in sorted(local.iterdir()):
-            archive.add(path, arcname=path.name, filter=lambda member: _owned(member, owner))
+            _add(archive, path, path.name, owner)
 
 
-def _owned(member: tarfile.TarInfo, owner: tuple[int, int]) -> tarfile.TarInfo:
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        raise PathRefusedError(f"{member.name!r} is a device, FIFO or socket")
+def _add(archive: tarfile.TarFile, path: Path, name: str, owner: tuple[int, int]) -> None:
+    found: tarfile.TarInfo | None = archive.gettarinfo(path, name)
+    member = _owned(found, path, owner)
+    if not member.isreg():
+        archive.addfile(member)
+        for below in sorted(path.iterdir()) if member.isdir() else ():
+            _add(archive, below, f"{name}/{below.name}", owner)
+        return
+    with path.open("rb") as file:
+        extents = data_extents(file.fileno(), os.fstat(file.fileno()))
+        if extents is None:
+            archive.addfile(member, file)
+            return
+        table = sparse_map(member.size, extents)
+        member.pax_headers = sparse_headers(name, member.size)
+        member.size = len(table) + sum(length for _, length in extents)
+        pieces = itertools.chain([table], content(file.fileno(), extents))
+        archive.addfile(member, _PieceReader(lambda: next(pieces, b"")))
+
+
+def _owned(member: tarfile.TarInfo | None, path: Path, owner: tuple[int, int]) -> tarfile.TarInfo:
+    # A socket is nothing that tarfile knows.
+    if member is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise PathRefusedError(f"{os.fspath(path)!r} is a device, FIFO or socket")
     member.uid, member.gid = owner
     member.uname = member.gname = ""
     return member

@@ -189,7 +189,13 @@ async def tar_up(
         await close_source(content)
 
 
-async def download_tree(core: SandboxCore, path: Path_, local: Path, max_bytes: int) -> int:
+async def download_tree(
+    core: SandboxCore,
+    path: Path_,
+    local: Path,
+    max_bytes: int,
+    on_refused: archive.OnRefused | None,
+) -> int:
     """Read the archive on the loop and unpack it in a thread, one piece at a time."""
     source = tar_down(core, path)
     loop = asyncio.get_running_loop()
@@ -201,7 +207,9 @@ async def download_tree(core: SandboxCore, path: Path_, local: Path, max_bytes: 
     def pull() -> bytes:
         return asyncio.run_coroutine_threadsafe(next_piece(), loop).result()
 
-    work = asyncio.create_task(asyncio.to_thread(archive.unpack, pull, local, max_bytes))
+    work = asyncio.create_task(
+        asyncio.to_thread(archive.unpack, pull, local, max_bytes, on_refused)
+    )
     try:
         return await asyncio.shield(work)
     finally:

@@ -16,11 +16,11 @@ from collections.abc import Generator, Iterator
 from coldframe.host import syscalls
 from coldframe.host.roottree import RootTree, closing, reopen, require_regular, typed_errors
 from coldframe.protocol.errors import FileError, FileTooLargeError
+from coldframe.protocol.sparse import Extents, content, data_extents, sparse_headers, sparse_map
 
 _PIECE = 1 << 20
 _BLOCK = 512
 _HARD_LINK_LIMIT = 1_000_000
-_EXTENT_LIMIT = 100_000
 _DEPTH_LIMIT = 512
 _NAMES_LIMIT = 1_000_000
 _STAY = syscalls.RESOLVE_NO_XDEV | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
@@ -115,32 +115,22 @@ class _Archive:
                 raise FileTooLargeError(f"more than {_HARD_LINK_LIMIT} files with hard links")
             self._seen[identity] = name
         with closing(reopen(handle, os.O_RDONLY)) as fd:
-            extents = _extents(fd, status)
+            extents = data_extents(fd, status)
             if extents is None:
                 yield self._header(name, status, tarfile.REGTYPE, size=status.st_size)
-                yield from _content(fd, [(0, status.st_size)])
+                yield from content(fd, [(0, status.st_size)])
             else:
                 yield from self._sparse(fd, name, status, extents)
 
     def _sparse(
-        self, fd: int, name: bytes, status: os.stat_result, extents: list[tuple[int, int]]
+        self, fd: int, name: bytes, status: os.stat_result, extents: Extents
     ) -> Iterator[bytes]:
-        """GNU's sparse format 1.0: the map of what is data goes before the data."""
-        # A map ends with the file's end, as an empty extent if a hole is last.
-        listed = [*extents, (status.st_size, 0)]
-        lines = [len(listed), *(number for extent in listed for number in extent)]
-        table = b"".join(b"%d\n" % number for number in lines)
-        table += bytes(-len(table) % _BLOCK)
+        table = sparse_map(status.st_size, extents)
         size = len(table) + sum(length for _, length in extents)
-        headers = {
-            "GNU.sparse.major": "1",
-            "GNU.sparse.minor": "0",
-            "GNU.sparse.name": os.fsdecode(name),
-            "GNU.sparse.realsize": str(status.st_size),
-        }
+        headers = sparse_headers(os.fsdecode(name), status.st_size)
         yield self._header(name, status, tarfile.REGTYPE, size=size, pax=headers)
         yield table
-        yield from _content(fd, extents)
+        yield from content(fd, extents)
 
     def _header(
         self,
@@ -169,38 +159,3 @@ def _names(fd: int) -> list[bytes]:
     if len(names) > _NAMES_LIMIT:
         raise FileTooLargeError(f"a directory has more than {_NAMES_LIMIT} entries")
     return sorted(names, reverse=True)
-
-
-def _extents(fd: int, status: os.stat_result) -> list[tuple[int, int]] | None:
-    """Return (offset, length) of what is data, or None if there is no hole to speak of."""
-    if status.st_blocks * _BLOCK >= status.st_size:
-        return None
-    extents: list[tuple[int, int]] = []
-    at = 0
-    while at < status.st_size:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole is left
-                break
-            raise
-        at = min(os.lseek(fd, start, os.SEEK_HOLE), status.st_size)
-        if start < at:
-            extents.append((start, at - start))
-        if len(extents) > _EXTENT_LIMIT:
-            return None
-    return extents
-
-
-def _content(fd: int, extents: list[tuple[int, int]]) -> Iterator[bytes]:
-    """Yield the data of each extent, padded with zeros where the file has shrunk."""
-    written = 0
-    for start, length in extents:
-        at, end = start, start + length
-        while at < end:
-            wanted = min(_PIECE, end - at)
-            data = os.pread(fd, wanted, at)
-            yield data if data else bytes(wanted)
-            at += len(data) or wanted
-        written += length
-    yield bytes(-written % _BLOCK)

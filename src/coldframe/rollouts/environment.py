@@ -51,7 +51,7 @@ class ImageBuilder:
 
     def __init__(self, client: AsyncSandboxClient) -> None:
         self._client = client
-        self._builds: dict[str, asyncio.Task[Built]] = {}
+        self._builds: dict[tuple[str, bool], asyncio.Task[Built]] = {}
 
     async def image(self, task: Task, spec: EnvironmentSpec | None = None) -> Built:
         """Return the image of a task's environment, or of a separate verifier's.
@@ -63,20 +63,30 @@ class ImageBuilder:
             DockerfileError: the Dockerfile is refused or a step failed, with file and line.
             BuildDeadlineError: `build_timeout_sec` has passed.
         """
-        spec = spec or task.environment
+        return await self.of_spec(task.key, spec or task.environment)
+
+    async def of_spec(self, label: str, spec: EnvironmentSpec, *, cached: bool = True) -> Built:
+        """Return the image of an environment.
+
+        Args:
+            label: goes into the name of an image that is built.
+            cached: whether steps that were done before are taken from the store.
+        Raises:
+            What `image` raises.
+        """
         if spec.docker_image is not None or spec.dockerfile is None:
             return Built(spec.docker_image or "", built=False)
-        key = await asyncio.to_thread(tree_digest, spec.context)
+        key = await asyncio.to_thread(tree_digest, spec.context), cached
         build = self._builds.get(key)
         if build is None or (build.done() and (build.cancelled() or build.exception())):
-            build = asyncio.create_task(self._build(task.key, spec, key))
+            build = asyncio.create_task(self._build(label, spec, *key))
             self._builds[key] = build
         # One attempt that gives up must not take the build from the others.
         return await asyncio.shield(build)
 
-    async def _build(self, task_key: str, spec: EnvironmentSpec, key: str) -> Built:
+    async def _build(self, label: str, spec: EnvironmentSpec, key: str, cached: bool) -> Built:
         assert spec.dockerfile is not None
-        stem = _UNSAFE.sub("-", task_key.lower()).strip("-") or "task"
+        stem = _UNSAFE.sub("-", label.lower()).strip("-") or "task"
         name = f"task/{stem}:{key[:12]}"
         # Where nothing can be enforced RUN gets nothing; most Dockerfiles do without.
         egress = (await self._client.capabilities()).egress
@@ -89,6 +99,7 @@ class ImageBuilder:
                     dockerfile=spec.dockerfile,
                     network=network,
                     deadline_s=spec.build_timeout_s,
+                    cached=cached,
                 )
         except TimeoutError:
             raise BuildDeadlineError(

@@ -55,7 +55,7 @@ def load_task(directory: Path, host_env: Mapping[str, str] | None = None) -> Tas
         "reward_strategy": root.choice("multi_step_reward_strategy", get_args(RewardStrategy))
         or "mean",
         "solution_env": _solution_env(root),
-        **_metadata(root),
+        **read_metadata(root),
     }
     root.close()
     problems = [*source.problems, *files.problems]
@@ -108,7 +108,7 @@ def _solution_env(root: Table) -> dict[str, str]:
     return env
 
 
-def _metadata(root: Table) -> dict[str, Any]:
+def read_metadata(root: Table) -> dict[str, Any]:
     """Return `[metadata]`, where anything may stand, and our own `[metadata.coldframe]`."""
     table = root.table("metadata")
     own = table.table("coldframe")

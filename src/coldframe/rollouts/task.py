@@ -110,6 +110,7 @@ class VerifierSpec:
     """On what terms one step is graded."""
 
     timeout_s: float
+    """Infinite: whoever asked for the verdict ends the wait."""
     user: str | int | None
     """None: root in the agent's sandbox, the image's own user in a separate one."""
     env: Mapping[str, str]

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
@@ -267,15 +268,18 @@ class Verifier:
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")
 
-    async def _exec(self, user: str | int | None, cwd: str | None) -> ExecResult:
+    async def _argv(self) -> tuple[str, ...]:
         script, target = self.spec.script, f"{TESTS}/test.sh"
+        return (target,) if script is None else await run_argv(self.sandbox, script, target)
+
+    async def _exec(self, user: str | int | None, cwd: str | None) -> ExecResult:
         try:
             return await self.sandbox.exec(
-                (target,) if script is None else await run_argv(self.sandbox, script, target),
+                await self._argv(),
                 user=user,
                 cwd=cwd,
                 env=dict(self.spec.env),
-                deadline_s=self.spec.timeout_s,
+                deadline_s=self.spec.timeout_s if isfinite(self.spec.timeout_s) else None,
                 window_bytes=OUTPUT_WINDOW_BYTES,
                 operation_id=self._operation,
             )

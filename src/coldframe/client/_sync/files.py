@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,23 +171,34 @@ class Files:
         )
 
     def download_tree(
-        self, path: str | bytes, local: str | Path, *, max_bytes: int = 16 * GIB
+        self,
+        path: str | bytes,
+        local: str | Path,
+        *,
+        max_bytes: int = 16 * GIB,
+        on_refused: Callable[[str], None] | None = None,
     ) -> int:
         """Copy the tree below `path` into a local directory; return the number of members.
 
         The directory is made if missing and should be empty. Members belong to the caller and
         lose setuid, setgid and sticky bits.
 
+        Args:
+            on_refused: told, in a thread, of each member that must not be unpacked, and it is
+                left out; None: the first of them refuses the tree.
         Raises:
             PathRefusedError: a member or link would leave `local`, or is a device or the like.
             FileTooLargeError: it is more than `max_bytes`, or than a million members.
         """
-        return self._portal.run(transfer.download_tree(self._core, path, Path(local), max_bytes))
+        return self._portal.run(
+            transfer.download_tree(self._core, path, Path(local), max_bytes, on_refused)
+        )
 
     def upload_tree(self, local: str | Path, path: str | bytes, *, owner: Owner = None) -> int:
         """Copy a local directory's content below `path`; return the number of members.
 
         Owner None: that of the directory `path`, which is made for the sandbox's default user
-        if it is missing. Local links are copied as links.
+        if it is missing. Local links are copied as links,
+        and holes stay holes.
         """
         return self._portal.run(transfer.upload_tree(self._core, Path(local), path, owner))
