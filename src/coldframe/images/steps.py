@@ -23,7 +23,7 @@ from coldframe.images.mounts import Mount
 from coldframe.images.plan import Origin, Planned, PlannedRun, line_named
 from coldframe.images.residue import RESOLV, drop, drop_unchanged_resolver, has_resolver
 from coldframe.images.sources import Context, ImageSource, Source
-from coldframe.images.store import ImageStore, image_digest
+from coldframe.images.store import ImageStore, image_digest, stacked
 from coldframe.images.users import resolve_owner
 from coldframe.images.view import MergedView
 from coldframe.images.writer import Metadata, TreeWriter
@@ -68,7 +68,7 @@ class Steps:
                 layer = await self._run(image, step, step.run)
             elif step.instruction.keyword == "WORKDIR":
                 layer = await asyncio.to_thread(self._workdir, image, step)
-        layers = image.layers if layer is None else (layer, *image.layers)
+        layers = image.layers if layer is None else stacked(layer, *image.layers)
         return Image(image.name, image_digest(layers, step.config), layers, step.config), layer
 
     def _roots(self, image: Image) -> list[Path]:
@@ -171,7 +171,7 @@ class Steps:
         above, hidden = await asyncio.to_thread(
             self._above, image, run, files, resolver=not network.empty
         )
-        seen = replace(image, layers=(*above, *image.layers), config=step.config)
+        seen = replace(image, layers=stacked(*above, *image.layers), config=step.config)
         with self.store.workspace() as work:
             target = work / "upper"
             target.mkdir(mode=0o755)

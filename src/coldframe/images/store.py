@@ -206,6 +206,7 @@ class ImageStore:
             ImageError: a layer is not in the store, or there is none.
         """
         name = names.normalise(name)
+        layers = stacked(*layers)
         if not layers:
             raise ImageError(f"image {name!r} has no layers")
         for digest in layers:
@@ -323,6 +324,14 @@ class ImageStore:
         except (ValueError, KeyError, TypeError):
             return False
         return (self.layers_directory / str(layer)).is_dir()
+
+
+def stacked(*layers: str) -> tuple[str, ...]:
+    """Return a stack (top first) in which no layer is twice, which overlay refuses.
+
+    All that a layer holds hides what the same one holds further below, so that one goes.
+    """
+    return tuple(dict.fromkeys(layers))
 
 
 def image_digest(layers: Sequence[str], config: ImageConfig) -> str:

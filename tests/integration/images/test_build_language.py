@@ -462,3 +462,18 @@ async def test_mount_may_be_quoted_and_relative(bench: Bench) -> None:
 
     assert bench.read(image, "app/seen") == "l"
     assert bench.view(image).resolve(b"c").stat is None
+
+
+# --- layers -----------------------------------------------------------------------------
+
+
+async def test_step_that_makes_a_layer_again_leaves_an_image_that_runs(bench: Bench) -> None:
+    """A `chmod` that is needed on one machine only: overlay refuses a layer that is there twice."""
+    (bench.context / "tool").write_text("x")
+    (bench.context / "tool").chmod(0o755)
+    image = await bench.build(
+        "FROM busybox\nCOPY tool /tool\nRUN chmod 755 /tool\nRUN echo ran > /after\n"
+    )
+
+    assert bench.read(image, "after") == "ran\n"
+    assert len(set(image.layers)) == len(image.layers)

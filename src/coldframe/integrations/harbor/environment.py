@@ -346,10 +346,10 @@ class ColdframeEnvironment(BaseEnvironment):
         return await user_ids(self.sandbox, self.default_user)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the sandbox to a local one."""
-        target = Path(target_path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        await self.sandbox.files.download(self._absolute(source_path), target)
+        """Copy a file of the sandbox to a local one: its mode and its holes are kept."""
+        await transfers.download_file(
+            self.sandbox, self._absolute(source_path), Path(target_path), self.logger
+        )
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy a directory's content over a local one; what could lead out of it is left out."""

@@ -14,8 +14,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +24,13 @@ from coldframe.harnesses.scripts import shell_of
 from coldframe.integrations.harbor import transfers
 from coldframe.integrations.harbor.declared import Terms
 from coldframe.integrations.harbor.transfers import LeftOut
-from coldframe.protocol.errors import ColdframeError, FileError, NotExecutedError
+from coldframe.protocol.errors import ColdframeError, FileError
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import places
 from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.task import EnvironmentSpec, VerifierSpec
+from coldframe.rollouts.users import user_ids
 from coldframe.rollouts.verdicts import NAMES
 from coldframe.rollouts.verifier import Verifier
 from coldframe.trajectories.recorder import Recorder
@@ -44,15 +44,31 @@ RUN_TESTS = str(
     build_execution_command(f"{TESTS}/test.sh", stdout_path=f"{VERIFIER_LOGS}/test-stdout.txt")
 )
 """What Harbor's verifier runs."""
-COPY_S = 60.0
+_RUN_AND_COPY = f"""\
+{RUN_TESTS}
+code=$?
+for each in {VERIFIER_LOGS}/* {VERIFIER_LOGS}/.[!.]*; do
+  case $each in */reward.json | */reward.txt) ;; *) cp -a "$each" "$0/" 2>/dev/null ;; esac
+done
+exit $code
+"""
 
 
 @dataclass
 class HarborVerifier(Verifier):
-    """Runs Harbor's own command line in the place of test.sh alone."""
+    """Runs Harbor's own command line in the place of test.sh alone, and keeps what it logs.
+
+    Only the command itself can read the guarded directory, so it copies its logs when it is done.
+    Nothing rests on them. A reward is not opened: its last opener is taken for its author.
+    """
+
+    logs: str = field(default_factory=lambda: f"{places.LOGS}/.verifier-{secrets.token_hex(8)}")
 
     async def _argv(self) -> tuple[str, ...]:
-        return (await shell_of(self.sandbox), "-c", RUN_TESTS)
+        user = self._user()
+        owner = ROOT if user == 0 else await user_ids(self.sandbox, user)
+        await self.sandbox.files.mkdir(self.logs, mode=0o700, owner=owner)
+        return (await shell_of(self.sandbox), "-c", _RUN_AND_COPY, self.logs)
 
 
 class Grading:
@@ -65,7 +81,7 @@ class Grading:
         self._verdicts = 0
         self._verdict: tuple[str, bytes] | None = None
         """Name and content of the reward that counts, once there is one."""
-        self._guarded = False
+        self._logs = VERIFIER_LOGS
 
     @property
     def begun(self) -> bool:
@@ -157,7 +173,7 @@ class Grading:
                 await verifier.grade()
             finally:
                 record = verifier.record()
-                self._guarded = bool(record.guarded)
+                self._logs = verifier.logs
             assert record.reward_file is not None
             assert record.reward_bytes is not None
             name = record.reward_file.rpartition("/")[2]
@@ -173,33 +189,19 @@ class Grading:
     ) -> None:
         """Copy the verifier's logs to this machine, and withdraw them: no next agent finds them.
 
-        Of rewards only the one that counts is there. The rest is what a program of the image
-        copies out of the guarded directory: worth a look, and nothing rests on it.
+        Of rewards only the one that counts is there.
         """
 
         def unwanted(path: str, directory: bool) -> bool:
             return path in NAMES or left_out(path, directory)
 
-        source = await self._readable(sandbox)
-        await transfers.download(sandbox, source, target, logger, unwanted)
-        if source != VERIFIER_LOGS:
-            await sandbox.files.remove(source, recursive=True)
+        await transfers.download(sandbox, self._logs, target, logger, unwanted)
+        await sandbox.files.remove(self._logs, recursive=True)
         if self._verdict is not None:
             name, content = self._verdict
             await asyncio.to_thread(write_atomic, target / name, content, sync=False)
         if not self._last:
             await places.withdraw(sandbox)
-
-    async def _readable(self, sandbox: AsyncSandbox) -> str:
-        """Return where the logs can be read by the file API, which no guarded directory can."""
-        if not self._guarded:
-            return VERIFIER_LOGS
-        copied = f"{places.LOGS}/.verifier-{secrets.token_hex(8)}"
-        await sandbox.files.mkdir(copied, mode=0o700, owner=ROOT)
-        command = ["cp", "-a", f"{VERIFIER_LOGS}/.", copied]
-        with suppress(NotExecutedError):
-            await sandbox.exec(command, user=0, cwd="/", deadline_s=COPY_S)
-        return copied
 
     def forget(self) -> None:
         """Drop the copy of the tests."""

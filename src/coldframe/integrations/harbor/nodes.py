@@ -7,11 +7,11 @@ opened for the first, and closed by its own task when the event loop ends and ca
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from coldframe.client import AsyncSandboxClient
+from coldframe.client._address import url_of_environment
 from coldframe.rollouts.environment import ImageBuilder
 
 
@@ -25,7 +25,7 @@ class NodeChoice:
 
     def client(self) -> AsyncSandboxClient:
         """Return a client of it."""
-        local = self.home is not None or not (self.url or os.environ.get("COLDFRAME_URL"))
+        local = self.home is not None or not (self.url or url_of_environment())
         return AsyncSandboxClient(
             url=self.url, api_key=self.api_key, home=self.home, in_process=local
         )

@@ -12,10 +12,14 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from coldframe.protocol.errors import PathRefusedError
+from coldframe.protocol.models import FileKind
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -71,12 +75,37 @@ async def download(
         FileTooLargeError: it holds more than the SDK unpacks.
     """
     await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".coldframe-", dir=target.parent) as spool:
+    async with _fetched(sandbox, source, target.parent, logger) as fresh:
+        await asyncio.to_thread(_merge, fresh, target, "", left_out)
+
+
+async def download_file(
+    sandbox: AsyncSandbox, source: str, target: Path, logger: logging.Logger
+) -> None:
+    """Copy one regular file over a local one, whose directory is made if it is missing.
+
+    Raises:
+        PathRefusedError: `source` is no regular file.
+        PathNotFoundError and other FileErrors: it cannot be read.
+    """
+    if (await sandbox.files.stat(source)).kind is not FileKind.FILE:
+        raise PathRefusedError(f"{source!r} is no regular file")
+    await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+    async with _fetched(sandbox, source, target.parent, logger) as fresh:
+        (fresh / source.rpartition("/")[2]).replace(target)
+
+
+@asynccontextmanager
+async def _fetched(
+    sandbox: AsyncSandbox, source: str, beside: Path, logger: logging.Logger
+) -> AsyncIterator[Path]:
+    """Give a directory with what is below `source`, on the file system of `beside`."""
+    with tempfile.TemporaryDirectory(prefix=".coldframe-", dir=beside) as spool:
         fresh = Path(spool) / "tree"
         await sandbox.files.download_tree(
             source, fresh, on_refused=lambda why: logger.warning("%s: left out: %s", source, why)
         )
-        await asyncio.to_thread(_merge, fresh, target, "", left_out)
+        yield fresh
 
 
 def _merge(fresh: Path, target: Path, below: str, left_out: LeftOut) -> None:

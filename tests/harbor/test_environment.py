@@ -1,0 +1,266 @@
+"""Harbor's own trials on our environment, and the same tasks by our own road: one truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldframe.host.egress import steering
+from tests.harbor.jobs import Outcome, Trial, roll_out, run_job
+from tests.harbor.traps import BASE, IMAGE, TRAPS, Trap
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
+SHIPPED = sorted(one.name for one in EXAMPLES.iterdir() if (one / "task.toml").is_file())
+
+
+@pytest.fixture(scope="session")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs by our own road lie; both versions of Harbor in a lane are held to the same."""
+    given = os.environ.get("COLDFRAME_HARBOR_TRUTH")
+    return Path(given) if given else tmp_path_factory.mktemp("truth")
+
+
+@pytest.fixture(scope="module")
+def traps(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Path:
+    """The directory of the traps."""
+    directory = truth / "traps"
+    for name, trap in TRAPS.items():
+        trap.write(directory, name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trapped(traps: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trial]:
+    """Harbor's trials of them, in one job."""
+    return run_job(traps, tmp_path_factory.mktemp("jobs"), agent={"name": "oracle"})
+
+
+@pytest.fixture(scope="module")
+def rolled_out(traps: Path, truth: Path) -> dict[str, Outcome]:
+    """The same by `coldframe rollout run`."""
+    return roll_out(traps, truth / "of-traps", "oracle")
+
+
+@pytest.mark.parametrize("name", sorted(TRAPS))
+def test_trap_comes_to_the_same_by_both_roads(
+    name: str, trapped: dict[str, Trial], rolled_out: dict[str, Outcome]
+) -> None:
+    """A reward that depends on the runner is no reward."""
+    expected = TRAPS[name].outcome
+
+    assert (rolled_out[name], trapped[name].outcome) == (expected, expected)
+
+
+def test_logs_of_the_verifier_are_kept_with_and_without_a_verdict(
+    trapped: dict[str, Trial],
+) -> None:
+    """Whoever wonders about a reward looks there first; only a reward that counts is there."""
+    for name in ("writes-a-number", "writes-nan", "plants-json"):
+        kept = trapped[name].directory / "verifier"
+        rewards = {one.name for one in kept.glob("reward.*")}
+        assert (kept / "test-stdout.txt").is_file()
+        assert rewards == ({"reward.txt"} if TRAPS[name].outcome != "reward_invalid" else set())
+
+
+def test_hostile_artifacts_stay_where_they_belong(trapped: dict[str, Trial]) -> None:
+    """What an agent leaves is copied to this machine: no link of its leads elsewhere."""
+    kept = trapped["graded-apart"].directory / "artifacts" / "srv"
+
+    assert (kept / "tool").stat().st_mode & 0o777 == 0o750
+    assert (kept / "disk.img").stat().st_size == (64 << 20) + 4
+    assert (kept / "disk.img").stat().st_blocks < 4096
+    assert {one.name for one in kept.iterdir()} == {"disk.img", "tool", "link"}
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+def test_shipped_tasks_come_to_the_same_by_both_roads(
+    agent: str, truth: Path, tmp_path: Path
+) -> None:
+    """Every shipped task: 1 for the reference, 0 for nothing."""
+    expected: dict[str, Outcome] = dict.fromkeys(SHIPPED, 1.0 if agent == "oracle" else 0.0)
+    trials = run_job(EXAMPLES, tmp_path, agent={"name": agent})
+
+    assert {name: trial.outcome for name, trial in trials.items()} == expected
+    assert roll_out(EXAMPLES, truth / agent, agent) == expected
+
+
+def test_import_of_the_environment_is_light() -> None:
+    """Harbor imports it in every command; litellm alone takes 9 s."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "import coldframe.integrations.harbor, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ended.stdout.split())
+
+    assert not {"litellm", "torch", "kubernetes", "coldframe.host", "coldframe.node"} & loaded
+
+
+def seen(trial: Trial) -> dict[str, Any]:
+    """What a scripted agent has noted."""
+    return dict(json.loads((trial.directory / "agent" / "seen.json").read_text()))
+
+
+def run_one(tmp_path: Path, agent: str, trap: Trap, **kwargs: Any) -> Trial:
+    """Run one task with one scripted agent."""
+    trap.write(tmp_path / "tasks", "one")
+    agent_of = {"import_path": f"tests.harbor.scripted:{agent}"}
+    (trial,) = run_job(tmp_path / "tasks", tmp_path / "jobs", agent=agent_of, **kwargs).values()
+    return trial
+
+
+GOOD = Trap("true", "echo 1 > /logs/verifier/reward.txt", 1.0)
+
+
+def test_every_end_of_a_command_is_a_return_code(tmp_path: Path) -> None:
+    """A TimeoutError would be booked as the agent's own time-out, and end the trial."""
+    trial = run_one(tmp_path, "Commands", GOOD)
+    told = seen(trial)
+
+    assert (trial.outcome, trial.result.exception_info) == (1.0, None)
+    assert told["exit"] == [7, "out\n", "err\n"]
+    assert told["bash"][0] == 0
+    assert told["deadline"][:2] == [124, "before\n"]
+    assert "deadline after 1 s" in told["deadline"][2]
+    assert told["signal"][0] == 128 + 9
+    assert [told[name][0] for name in ("no-user", "no-directory")] == [126, 126]
+    assert "nobody-at-all" in told["no-user"][2]
+    assert told["where"] == [0, "/srv\nnobody\nb\n", ""]
+    assert told["leaves"] == [0, "at once\n", ""]
+    assert told["streamed"][:2] == [0, "aé"]
+    assert told["streamed_text"] == "stderr:b\nstdout:aé"
+
+
+def test_cancelled_agent_leaves_nothing_of_its_commands_for_the_verifier(tmp_path: Path) -> None:
+    """Harbor grades in the same sandbox: what goes on there would be graded too."""
+    test = (
+        "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' > /logs/verifier/left; "
+        "grep -qE 'sleep (7654|8765|6543)' /logs/verifier/left "
+        "&& echo 0 > /logs/verifier/reward.txt || echo 1 > /logs/verifier/reward.txt"
+    )
+    trial = run_one(tmp_path, "Stalls", Trap("true", test, 1.0, agent_s=2.0))
+
+    assert trial.result.exception_info.exception_type == "AgentTimeoutError"
+    assert trial.outcome == 1.0, (trial.directory / "verifier" / "left").read_text()
+
+
+def test_transfers_keep_modes_links_and_holes_and_leave_out_what_leads_away(
+    tmp_path: Path,
+) -> None:
+    """An agent's directory is hostile, and so is what lies in it."""
+    trial = run_one(tmp_path, "Transfers", GOOD)
+    logs, told = trial.directory / "agent", seen(trial)
+    hole, tool, twin, link = told["inside"].splitlines()
+
+    assert (tool.split()[1], twin.split()[3]) == ("751", "2")
+    assert int(hole.split()[2]) < 4096
+    assert "'link' -> 'below/tool'" in link
+    back = logs / "back"
+    assert {one.name for one in back.iterdir()} == {"below", "link", "twin", "hole"}
+    assert (back / "below" / "tool").read_text() == "x"
+    assert (back / "link").readlink() == Path("below/tool")
+    assert (back / "hole").stat().st_size == 1 << 30
+    assert (back / "hole").stat().st_blocks < 4096
+    assert (logs / "file" / "tool").stat().st_mode & 0o777 == 0o751
+    assert {one.name for one in (logs / "some").iterdir()} == {"link", "twin", "hole"}
+    assert {one.name for one in (logs / "chosen").rglob("*")} == {"below", "tool"}
+    assert told["kinds"] == [True, False, True, False]
+
+
+def test_sandbox_that_dies_is_told_as_what_it_is(tmp_path: Path) -> None:
+    """An eviction that becomes a 0 trains against the agent."""
+    trial = run_one(tmp_path, "Loses", GOOD)
+
+    assert trial.outcome == "sandbox_gone"
+    assert trial.result.verifier_result is None
+
+
+def test_refused_tasks_leave_their_siblings_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Harbor ends the whole job at an exception in a constructor."""
+    monkeypatch.setattr(steering, "refusal", lambda: "this kernel has no sk_lookup")
+    tasks = tmp_path / "tasks"
+    public = BASE.replace('"no-network"', '"public"')
+    GOOD.write(tasks, "good")
+    GOOD.write(tasks, "opens-for-the-agent")
+    edited = tasks / "opens-for-the-agent" / "task.toml"
+    edited.write_text(edited.read_text().replace("[agent]", '[agent]\nnetwork_mode = "public"'))
+    said = {**vars(GOOD), "name": "public"}
+    (GOOD.write(tasks, "public") / "task.toml").write_text(public.format(**said))
+    replace(GOOD, environment=f"{IMAGE}\ngpus = 1").write(tasks, "gpus")
+    replace(GOOD, environment="", files={"environment/docker-compose.yaml": "services: {}"}).write(
+        tasks, "composed"
+    )
+    trials = run_job(tasks, tmp_path / "jobs", agent={"name": "oracle"})
+
+    assert trials.pop("good").outcome == 1.0
+    assert {name: trial.outcome for name, trial in trials.items()} == dict.fromkeys(
+        ("public", "opens-for-the-agent", "gpus", "composed"), "capability_missing"
+    )
+    assert "sk_lookup" in trials["public"].result.exception_info.exception_message
+
+
+def test_policy_changes_with_the_phase(tmp_path: Path) -> None:
+    """What the agent may reach, its verifier may not, and the other way round."""
+    probe = "exec 3<>/dev/tcp/127.0.0.53/3128"
+    trap = Trap(
+        f"({probe}) 2>/dev/null && touch /root/open",
+        f"[ -e /root/open ] && ! ({probe}) 2>/dev/null && echo 1 > /logs/verifier/reward.txt",
+        1.0,
+        agent='network_mode = "allowlist"\nallowed_hosts = ["files.example"]',
+    )
+    trap.write(tmp_path / "tasks", "one")
+    (trial,) = run_job(tmp_path / "tasks", tmp_path / "jobs", agent={"name": "oracle"}).values()
+
+    assert trial.outcome == 1.0
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.harbor.jobs import run_job
+run_job(Path(sys.argv[1]), Path(sys.argv[2]), agent={"import_path": "tests.harbor.scripted:Kills"},
+        concurrency=20, attempts=20, lease_s=5.0)
+"""
+
+
+def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
+    """SIGKILL defeats every teardown, in the middle of 20 trials too."""
+    GOOD.write(tmp_path / "tasks", "one")
+    home = str(tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "images").symlink_to("/var/lib/coldframe/images")
+    environment = os.environ | {"COLDFRAME_HOME": home, "COLDFRAME_TEST_KILL_AT": "20"}
+    arguments = [str(tmp_path / "tasks"), str(tmp_path / "jobs")]
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == -9, ended.stderr
+
+    def ledger() -> dict[str, Any]:
+        command = [sys.executable, "-m", "coldframe.cli.main"]
+        subprocess.run([*command, "gc"], env=environment, check=True, capture_output=True)
+        told = subprocess.run(
+            [*command, "ledger", "--json"], env=environment, capture_output=True, check=False
+        )
+        return dict(json.loads(told.stdout))
+
+    until = time.monotonic() + 30
+    while not (found := ledger())["balanced"] and time.monotonic() < until:
+        time.sleep(0.2)
+    assert (found["balanced"], found["live"], found["leaked"], found["lost"]) == (True, 0, 0, 20)
