@@ -1,16 +1,16 @@
 """Coldframe as an environment of Harbor's: docs/harbor.md.
 
-harbor run -e coldframe.integrations.harbor:ColdframeEnvironment -p TASKS -a AGENT
+    harbor run -e coldframe.integrations.harbor:ColdframeEnvironment -p TASKS -a AGENT
 """
 
 from __future__ import annotations
 
-try:
-    import harbor as _harbor
-except ImportError as error:
+from importlib.util import find_spec
+
+if find_spec("harbor") is None:
     raise ImportError(
         "coldframe.integrations.harbor needs Harbor: pip install harbor, with Python 3.12 or later"
-    ) from error
+    )
 
 from coldframe.integrations.harbor.environment import ColdframeEnvironment
 
