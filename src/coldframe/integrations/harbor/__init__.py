@@ -1,7 +1,4 @@
-"""Coldframe as an environment of Harbor's: docs/harbor.md.
-
-    harbor run -e coldframe.integrations.harbor:ColdframeEnvironment -p TASKS -a AGENT
-"""
+"""Coldframe as an environment of Harbor's; docs/harbor.md."""
 
 from __future__ import annotations
 
