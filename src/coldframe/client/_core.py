@@ -12,6 +12,7 @@ from coldframe.protocol.errors import ClientClosedError, ColdframeError, Sandbox
 from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
     Capabilities,
+    EventKind,
     ExecRequest,
     ExecResult,
     Ledger,
@@ -124,12 +125,14 @@ class ClientCore:
     async def ledger(self) -> Ledger:
         return await (await self.link()).ledger()
 
-    async def events(self, cursor: str | None, *, follow: bool) -> AsyncIterator[SandboxEvent]:
+    async def events(
+        self, cursor: str | None, kind: EventKind, *, follow: bool
+    ) -> AsyncIterator[SandboxEvent]:
         link = await self.link()
         if cursor is None:
-            cursor = (await link.events()).next_cursor
+            cursor = (await link.events(kind=kind)).next_cursor
         while True:
-            page = await link.events(cursor, 1000, follow)
+            page = await link.events(cursor, 1000, follow, kind=kind)
             for event in page.events:
                 yield event
             cursor = page.next_cursor

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coldframe.protocol.models import (
         Capabilities,
         DiskExtension,
+        EventKind,
         EventPage,
         ExecRequest,
         ExecResult,
@@ -82,7 +83,13 @@ class NodeLink(Protocol):
     async def ledger(self) -> Ledger: ...
 
     async def events(
-        self, cursor: str | None = None, limit: int = 1000, wait: bool = False, /
+        self,
+        cursor: str | None = None,
+        limit: int = 1000,
+        wait: bool = False,
+        /,
+        *,
+        kind: EventKind = ...,
     ) -> EventPage: ...
 
     async def create_sandbox(

@@ -33,6 +33,7 @@ from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
     Capabilities,
     DiskExtension,
+    EventKind,
     EventPage,
     ExecRequest,
     ExecResult,
@@ -155,10 +156,16 @@ class RemoteNode:
         return await self._get(Ledger, "/v1/ledger")
 
     async def events(
-        self, cursor: str | None = None, limit: int = 1000, wait: bool = False, /
+        self,
+        cursor: str | None = None,
+        limit: int = 1000,
+        wait: bool = False,
+        /,
+        *,
+        kind: EventKind = EventKind.STATE,
     ) -> EventPage:
         wait_s = _POLL_S if wait else 0.0
-        target = f"/v1/events?limit={min(limit, 1000)}&wait_s={wait_s:g}"
+        target = f"/v1/events?kind={kind}&limit={min(limit, 1000)}&wait_s={wait_s:g}"
         while True:
             asked = target if cursor is None else f"{target}&cursor={quote(cursor, safe='')}"
             answer = await self._call("GET", asked, within_s=wait_s + _MARGIN_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import signal as signals
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import ValidationError
@@ -12,7 +13,14 @@ from pydantic import ValidationError
 from coldframe.client._arguments import check_options
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
-from coldframe.protocol.models import ExecRequest, PtySize, SandboxSpec, SignalScope, _Model
+from coldframe.protocol.models import (
+    EventKind,
+    ExecRequest,
+    PtySize,
+    SandboxSpec,
+    SignalScope,
+    _Model,
+)
 from coldframe.protocol.text import encoded
 
 Command: TypeAlias = str | bytes | Sequence[str | bytes]
@@ -25,6 +33,7 @@ Env: TypeAlias = Mapping[str, str | None] | Mapping[str, str]
 
 
 M = TypeVar("M", bound=_Model)
+E = TypeVar("E", bound=StrEnum)
 
 
 class ExecOptions(TypedDict, total=False):
@@ -151,11 +160,24 @@ def signal_scope(scope: SignalScope | str) -> SignalScope:
     Raises:
         InvalidRequestError: there is no such scope.
     """
+    return _named(SignalScope, "scope", scope)
+
+
+def _named(of: type[E], name: str, value: str) -> E:
     try:
-        return SignalScope(scope)
+        return of(value)
     except ValueError:
-        known = ", ".join(SignalScope)
-        raise InvalidRequestError(f"scope: {scope!r} is none of {known}") from None
+        known = ", ".join(of)
+        raise InvalidRequestError(f"{name}: {value!r} is none of {known}") from None
+
+
+def event_kind(kind: str) -> EventKind:
+    """Return the kind of that name.
+
+    Raises:
+        InvalidRequestError: there is no such kind.
+    """
+    return _named(EventKind, "kind", kind)
 
 
 def signal_number(signal: int | str) -> int:

@@ -16,6 +16,7 @@ from coldframe.node.quotas import OWNER_LABEL, in_use
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
+    EventKind,
     EventPage,
     ExecRequest,
     ExecResult,
@@ -134,9 +135,11 @@ class Tenant:
             node=await self.node.resources() if Scope.ADMIN in self.identity.scopes else None,
         )
 
-    async def events(self, cursor: str | None, limit: int, wait: bool) -> EventPage:
+    async def events(
+        self, kind: EventKind, cursor: str | None, limit: int, wait: bool
+    ) -> EventPage:
         """See `Node.events`; of the caller's own only."""
-        return await self.node.events(cursor, limit, wait, owner=self.identity.owner)
+        return await self.node.events(cursor, limit, wait, owner=self.identity.owner, kind=kind)
 
     # --- commands ---------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What became of sandboxes, in order: the latest transitions of all, to be read from a cursor.
+"""What happened to sandboxes, in order: the latest events of one kind, to be read from a cursor.
 
 A cursor is the random id of an event, so that it tells nobody how much others do. It is good as
 long as its event is kept; after that the reader is told from where on it can go on.
@@ -13,9 +13,17 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
+from coldframe.node.life import Sandbox
 from coldframe.protocol import tracing
 from coldframe.protocol.errors import CursorExpiredError
-from coldframe.protocol.models import EventPage, SandboxEvent, SandboxState
+from coldframe.protocol.models import (
+    EventKind,
+    EventPage,
+    GuardRefusal,
+    SandboxEvent,
+    SandboxState,
+)
+from coldframe.protocol.network import EgressEvent
 
 OLDEST = "oldest"
 """The cursor of whoever wants all that is kept."""
@@ -33,6 +41,9 @@ class _Entry:
     version: int
     reason: str | None
     trace_id: str | None
+    kind: EventKind
+    egress: EgressEvent | None
+    tamper: GuardRefusal | None
 
     def shown(self) -> SandboxEvent:
         return SandboxEvent(
@@ -43,6 +54,9 @@ class _Entry:
             version=self.version,
             reason=self.reason,
             trace_id=self.trace_id,
+            kind=self.kind,
+            egress=self.egress,
+            tamper=self.tamper,
         )
 
 
@@ -60,26 +74,31 @@ class Events:
 
     def add(
         self,
-        sandbox_id: str,
-        state: SandboxState,
-        version: int,
+        sandbox: Sandbox,
         *,
-        owner: str | None,
-        reason: str | None,
-        trace_id: str | None,
+        egress: EgressEvent | None = None,
+        tamper: GuardRefusal | None = None,
     ) -> None:
-        """Note a transition, and wake those who wait."""
+        """Note what has happened, a transition or what is given, and wake those who wait."""
         self._last += 1
+        kind, at = EventKind.STATE, time.time()
+        if egress is not None:
+            kind, at = EventKind.EGRESS, egress.at
+        elif tamper is not None:
+            kind, at = EventKind.TAMPER, tamper.at
         entry = _Entry(
             self._last,
             _new_cursor(),
-            owner,
-            time.time(),
-            sandbox_id,
-            state,
-            version,
-            reason,
-            tracing.current() or trace_id,
+            sandbox.owner,
+            at,
+            sandbox.id,
+            sandbox.state,
+            sandbox.version,
+            sandbox.reason,
+            tracing.current() or sandbox.trace_id,
+            kind,
+            egress,
+            tamper,
         )
         self._kept.append(entry)
         self._latest = entry.cursor

@@ -94,6 +94,8 @@ class Sandbox:
     """What another process has noted of sessions, until these are gone on with."""
     look_at: int = LINGERING_LOOK
     """With how many of them it is looked again which have nothing running any more."""
+    tampering_told: int = 0
+    """How many refusals of the present guard events were made of."""
     watchers: list[asyncio.Future[None]] = field(default_factory=list)
     """Of those that wait for its next transition."""
     spool_bytes: int = 0

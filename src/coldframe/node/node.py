@@ -41,6 +41,7 @@ from coldframe.protocol.models import (
     MOST_CHANGES,
     Capabilities,
     DiskExtension,
+    EventKind,
     EventPage,
     ExecRequest,
     ExecResult,
@@ -487,11 +488,16 @@ class Node:
 
     async def guard(self, id_or_name: str, request: GuardRequest) -> None:
         """Guard a directory for one command. Raises as `SandboxHandle.guard`."""
-        await self._find(id_or_name).require_ready().guard(request)
+        sandbox = self._find(id_or_name)
+        await sandbox.require_ready().guard(request)
+        sandbox.tampering_told = 0
 
     async def guard_report(self, id_or_name: str) -> GuardReport:
         """End writing in the guarded directory and tell of it. Raises ConflictError: none is."""
-        return await self._find(id_or_name).require_ready().guard_report()
+        sandbox = self._find(id_or_name)
+        report = await sandbox.require_ready().guard_report()
+        self._works.register.tell_tampering(sandbox, report)
+        return report
 
     async def unguard(self, id_or_name: str) -> None:
         """Take the guarded directory away."""
@@ -560,8 +566,9 @@ class Node:
         wait: bool = False,
         *,
         owner: str | None = None,
+        kind: EventKind = EventKind.STATE,
     ) -> EventPage:
-        """Return the transitions after a cursor, of all sandboxes or of those of one owner.
+        """Return events of a kind after a cursor, of all sandboxes or of those of one owner.
 
         None: where to begin, the cursor of this moment; `oldest`: all that is kept. With `wait`,
         once there is one.
@@ -570,7 +577,7 @@ class Node:
             CursorExpiredError: what followed the cursor is kept no longer in whole.
         """
         self._require_open()
-        return await self._works.register.events.read(cursor, limit, owner=owner, wait=wait)
+        return await self._works.register.events[kind].read(cursor, limit, owner=owner, wait=wait)
 
     def list_images(self) -> tuple[ImageInfo, ...] | None:
         """Return the named images of the store; None: there is none, and any name will do."""

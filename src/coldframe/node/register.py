@@ -17,12 +17,15 @@ from coldframe.node.life import Sandbox
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import NameInUseError, SandboxNotFoundError
 from coldframe.protocol.models import (
+    EventKind,
+    GuardReport,
     ImageHealthcheck,
     ImageStart,
     Ledger,
     SandboxSpec,
     SandboxState,
 )
+from coldframe.protocol.network import EgressEvent
 
 _ENDS = ("deleted", "expired", "failed", "lost")
 
@@ -52,8 +55,8 @@ class Register:
         """Ids of which the kernel may rightly hold something, as they are at each look."""
         self.changes = 0
         """Raised whenever the set of what the kernel may hold changes."""
-        self.events = Events(settings.event_count)
-        """Every transition."""
+        self.events = {kind: Events(settings.event_count) for kind in EventKind}
+        """The latest of each kind."""
 
     # --- looking up -------------------------------------------------------------------
 
@@ -167,14 +170,17 @@ class Register:
             self._legacy.drop_sandbox(self._ended.popitem(last=False)[1])
 
     def _tell(self, sandbox: Sandbox) -> None:
-        self.events.add(
-            sandbox.id,
-            sandbox.state,
-            sandbox.version,
-            owner=sandbox.owner,
-            reason=sandbox.reason,
-            trace_id=sandbox.trace_id,
-        )
+        self.events[EventKind.STATE].add(sandbox)
+
+    def tell_egress(self, sandbox: Sandbox, event: EgressEvent) -> None:
+        """Something was decided about what a sandbox asked of the network."""
+        self.events[EventKind.EGRESS].add(sandbox, egress=event)
+
+    def tell_tampering(self, sandbox: Sandbox, report: GuardReport) -> None:
+        """A guard has reported; what an earlier report of it had is not told again."""
+        for refusal in report.refused[sandbox.tampering_told :]:
+            self.events[EventKind.TAMPER].add(sandbox, tamper=refusal)
+        sandbox.tampering_told = max(sandbox.tampering_told, len(report.refused))
 
     # --- from another process ---------------------------------------------------------
 

@@ -31,7 +31,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
-from coldframe.runtimes.base import Found, Gone, OffersIds, Runtime, SandboxHandle
+from coldframe.runtimes.base import Found, Gone, OffersIds, Runtime, SandboxHandle, TellsEgress
 
 _NEVER_REFUSE = 1 << 62
 END_PATIENCE_S = 30.0
@@ -200,6 +200,8 @@ class Sandboxes:
             sandbox.move(SandboxState.READY)
             self._legacy.note(sandbox)
         handle.gone.add_done_callback(partial(self._on_gone, sandbox))
+        if isinstance(handle, TellsEgress):
+            handle.tell_egress(partial(self.register.tell_egress, sandbox))
         self.leases.watch(sandbox)
 
     async def _undo(self, sandbox: Sandbox, making: Undertaking[SandboxHandle] | None) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from coldframe.protocol.network import NetworkPolicy
+from coldframe.protocol.network import EgressEvent, NetworkPolicy
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -137,28 +137,6 @@ class SandboxInfo(_Model):
     """Why it failed, was lost or is gone."""
     trace_id: str | None = None
     """Of the request that made it: 32 hex digits."""
-
-
-class SandboxEvent(_Model):
-    """A transition of one sandbox."""
-
-    cursor: str
-    """What to ask with for what came after it."""
-    at: float
-    """Unix seconds."""
-    sandbox_id: str
-    state: SandboxState
-    version: int
-    reason: str | None = None
-    trace_id: str | None = None
-    """Of the request that caused it, else of the sandbox's create."""
-
-
-class EventPage(_Model):
-    """Transitions in order."""
-
-    events: tuple[SandboxEvent, ...]
-    next_cursor: str
 
 
 class Ledger(_Model):
@@ -597,6 +575,49 @@ class GuardReport(_Model):
     """What the whole sandbox has used since it was guarded."""
     forks_refused: int
     """Processes and threads that it was refused since, having as many as it may."""
+
+
+# --- events ---------------------------------------------------------------------------
+
+
+class EventKind(StrEnum):
+    """What an event is about. Each kind is kept, and read by a cursor, apart from the others."""
+
+    STATE = "state"
+    """A sandbox has another state."""
+    EGRESS = "egress"
+    """A decision about what it asked of the network."""
+    TAMPER = "tamper"
+    """A refused attempt to write where a guard stood; told when the guard reports."""
+
+
+class SandboxEvent(_Model):
+    """Something that has happened to one sandbox."""
+
+    cursor: str
+    """What to ask with for what came after it."""
+    at: float
+    """Unix seconds."""
+    sandbox_id: str
+    kind: EventKind = EventKind.STATE
+    state: SandboxState
+    """Its state from then on."""
+    version: int
+    reason: str | None = None
+    """Why it has this state."""
+    egress: EgressEvent | None = None
+    """Of an event of this kind."""
+    tamper: GuardRefusal | None = None
+    """Of an event of this kind."""
+    trace_id: str | None = None
+    """Of the request that caused it, else of the sandbox's create."""
+
+
+class EventPage(_Model):
+    """Events of one kind in order."""
+
+    events: tuple[SandboxEvent, ...]
+    next_cursor: str
 
 
 class Fingerprint(_Model):

@@ -7,7 +7,7 @@ those are the node's. `self_check.py` is the contract that every runtime passes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -28,7 +28,7 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
-from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.network import EgressEvent, EgressEvents, NetworkPolicy
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,14 @@ class KnowsChanges(Protocol):
         State, not history: what was written back as it was does not count. Raises
         SandboxGoneError, NotKnownError (after `limit_s`), FileTooLargeError, FileError.
         """
+
+
+@runtime_checkable
+class TellsEgress(Protocol):
+    """What a `SandboxHandle` may offer besides: decisions about the network as they are made."""
+
+    def tell_egress(self, told: Callable[[EgressEvent], None]) -> None:
+        """Call `told` with each that there was, and with each that comes."""
 
 
 class Runtime(Protocol):

@@ -9,6 +9,7 @@ import json
 import os
 import posixpath
 import resource
+from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 
 from coldframe.host.egress.annex import Annex
@@ -35,6 +36,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.network import (
     EgressDecision,
+    EgressEvent,
     EgressEvents,
     EgressKind,
     NetworkPolicy,
@@ -214,6 +216,10 @@ class NativeEgress:
     def events(self, cursor: int, limit: int) -> EgressEvents:
         """Return events from a cursor on."""
         return self._log.read(cursor, limit)
+
+    def tell(self, told: Callable[[EgressEvent], None]) -> None:
+        """See `TellsEgress`."""
+        self._log.tell(told)
 
     async def set_policy(self, policy: NetworkPolicy) -> None:
         """Put a policy in force, for open connections too.

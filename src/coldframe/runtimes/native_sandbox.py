@@ -41,7 +41,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SignalScope,
 )
-from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.network import EgressEvent, EgressEvents, NetworkPolicy
 from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.file_marks import MarksInDirectory, changes
 from coldframe.runtimes.native_changes import digest_changes
@@ -299,6 +299,10 @@ class NativeSandbox:
     def egress_events(self, cursor: int, limit: int) -> EgressEvents:
         """See `SandboxHandle.egress_events`."""
         return self.parts.egress.events(cursor, limit)
+
+    def tell_egress(self, told: Callable[[EgressEvent], None]) -> None:
+        """See `TellsEgress`."""
+        self.parts.egress.tell(told)
 
     # --- guards -----------------------------------------------------------------------
 

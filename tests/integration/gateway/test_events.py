@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +23,8 @@ from coldframe import (
     SandboxClient,
     SandboxEvent,
 )
+from coldframe.images.base import Image
+from coldframe.images.store import ImageStore
 from coldframe.protocol import tracing
 from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http
@@ -189,25 +194,30 @@ def test_trace_that_is_none_is_left_out(caller: httpx.Client, served: Sandbox, h
 
 async def test_owner_sees_no_events_of_others() -> None:
     """Not even how many there are: cursors are random."""
+    from coldframe.node import life
     from coldframe.node.events import Events
-    from coldframe.protocol.models import SandboxState
+    from coldframe.protocol.models import SandboxSpec
+
+    def sandbox(name: str, owner: str) -> life.Sandbox:
+        spec = SandboxSpec(image="any", labels={"owner": owner})
+        return life.Sandbox(id=name, node_id="node", runtime="fake", spec=spec)
 
     events = Events(4)
     begin = (await events.read(None, 10, owner="ada", wait=False)).next_cursor
     for number, owner in enumerate(["bob", "ada", "bob"]):
-        events.add(f"sb-{number}", SandboxState.READY, 3, owner=owner, reason=None, trace_id=None)
+        events.add(sandbox(f"sb-{number}", owner))
     page = await events.read(begin, 10, owner="ada", wait=False)
     assert [event.sandbox_id for event in page.events] == ["sb-1"]
     waiting = asyncio.ensure_future(events.read(page.next_cursor, 10, owner="ada", wait=True))
     await asyncio.sleep(0)
-    events.add("sb-3", SandboxState.READY, 3, owner="bob", reason=None, trace_id=None)
+    events.add(sandbox("sb-3", "bob"))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     for _ in range(9):  # what waits follows, however much others do
-        events.add("sb-4", SandboxState.READY, 3, owner="bob", reason=None, trace_id=None)
+        events.add(sandbox("sb-4", "bob"))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    events.add("sb-5", SandboxState.READY, 3, owner="ada", reason=None, trace_id=None)
+    events.add(sandbox("sb-5", "ada"))
     assert [event.sandbox_id for event in (await waiting).events] == ["sb-5"]
     assert len(await _everything(events)) == 4
 
@@ -217,3 +227,66 @@ async def _everything(events: object) -> tuple[SandboxEvent, ...]:
 
     assert isinstance(events, Events)
     return (await events.read("oldest", 100, owner=None, wait=False)).events
+
+
+CONNECT = """python3 -c "
+import socket
+for _ in range(3):
+    try: socket.create_connection(('169.254.169.254', 80)).recv(1)
+    except OSError: pass
+" """
+
+
+@pytest.mark.root
+def test_network_and_tampering_are_told_to_whom_they_belong(
+    tmp_path: Path, image_store: ImageStore, debian_image: Image
+) -> None:
+    """Who watches many sandboxes must see an attack in the moment, and nobody else may."""
+    images = image_store.layers_directory.parent
+    with serving(tmp_path, "native", images=images) as service:
+        keys = {owner: _key(service.home, owner) for owner in ("ada", "bob")}
+        with (
+            SandboxClient(url=service.tcp, api_key=keys["ada"]) as ada,
+            SandboxClient(url=service.tcp, api_key=keys["bob"]) as bob,
+            ada.create_sandbox(debian_image.name, network="web.example") as sandbox,
+        ):
+            heard: list[SandboxEvent] = []
+            follower = threading.Thread(
+                target=lambda: heard.extend(
+                    itertools.islice(ada.events("oldest", kind="egress"), 4)
+                )
+            )
+            follower.start()
+            sandbox.exec(CONNECT)
+            sandbox.exec("mkdir /guarded; echo 'echo planted > /guarded/word' > /script")
+            sandbox.guard("/guarded", "vouched", ["word"])
+            sandbox.exec("sh /script; echo mine > /guarded/word", user=0, operation_id="vouched")
+            refused = sandbox.guard_report().refused
+            sandbox.guard_report()
+            sandbox.unguard()
+            follower.join(20)
+
+            asked = [event.egress for event in heard if event.egress is not None]
+            assert len(asked) == 4
+            assert asked == list(sandbox.egress_events().events[:4])
+            assert {(one.address, one.decision) for one in asked[-3:]} == {
+                ("169.254.169.254", "refused")
+            }
+            told = list(ada.events("oldest", follow=False, kind="tamper"))
+            assert [event.tamper for event in told] == list(refused)
+            assert {event.sandbox_id for event in (*told, *heard)} == {sandbox.id}
+            for kind in ("state", "egress", "tamper"):
+                assert list(bob.events("oldest", follow=False, kind=kind)) == []
+            with pytest.raises(CursorExpiredError):  # each kind has its own
+                next(iter(ada.events(told[0].cursor, kind="state")))
+
+
+def _key(home: Path, owner: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "coldframe.cli.main", "key", "create", "--owner", owner],
+        env={**os.environ, "COLDFRAME_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()

@@ -32,6 +32,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import SandboxState
 from tests.fixtures.restart import IMAGE, Services
+from tests.integration.gateway.conftest import http
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
@@ -214,6 +215,31 @@ def test_last_words_of_leftovers_are_kept_for_the_next_service(services: Service
         assert sandbox.exec("touch later").exit_code == 0
         _until(lambda: len(_processes_of(sandbox.id)) == 1)
         assert second.read().data == b"early\nlate\n"
+
+
+def test_command_of_before_a_restart_is_cancelled_with_all_that_it_started(
+    services: Services,
+) -> None:
+    """Who asks a new service to stop what it never started must not be told of a success."""
+    services.start()
+    with services.client() as client:
+        sandbox = client.create_sandbox(IMAGE)
+        words = "(setsid sh -c 'echo daemon; sleep 300' &); echo begun; sleep 300"
+        running = sandbox.start(words, operation_id="runs")
+        left = sandbox.exec("setsid sleep 300 >/dev/null 2>&1 & echo left", operation_id="left")
+        come = 0
+        while come < len(b"daemon\nbegun\n"):
+            come = running.read("stdout", come).next_cursor
+        services.kill()
+        services.start()
+        with http(services.url) as caller:
+            told = [caller.post("/v1/execs/runs/cancel").json() for _ in range(2)]
+            assert told[0] == told[1]
+            assert (told[0]["reason"], told[0]["signal"]) == ("signal", 9)
+            after = caller.post("/v1/execs/left/cancel").json()
+            assert after["ended_at"] == left.ended_at
+        assert sorted(running.wait().stdout.split()) == [b"begun", b"daemon"]
+        assert sandbox.processes() == ()
 
 
 def test_input_terminals_and_shells_go_on(services: Services) -> None:

@@ -12,9 +12,9 @@ from coldframe.client._arguments import typed_arguments, typed_methods
 from coldframe.client._async.sandbox import AsyncSandbox
 from coldframe.client._core import ClientCore
 from coldframe.client._link import NodeOpener
-from coldframe.client._requests import sandbox_spec
+from coldframe.client._requests import event_kind, sandbox_spec
 from coldframe.client._runner import AsyncRunner
-from coldframe.protocol.models import GIB, Capabilities, Ledger, SandboxEvent
+from coldframe.protocol.models import GIB, Capabilities, EventKind, Ledger, SandboxEvent
 from coldframe.protocol.network import NetworkLike, network_policy
 
 
@@ -202,19 +202,20 @@ class AsyncSandboxClient:
         )
 
     def events(
-        self, cursor: str | None = None, *, follow: bool = True
+        self, cursor: str | None = None, *, follow: bool = True, kind: str = EventKind.STATE
     ) -> AsyncIterator[SandboxEvent]:
-        """Iterate transitions of sandboxes as they come, for ever; with a key only one's own.
+        """Iterate what happens to sandboxes as it comes, for ever; with a key only one's own.
 
         Args:
             cursor: of the last event that was seen, or `oldest` for all that the node keeps; None:
                 from the first step of the iteration on.
             follow: whether to wait for what comes; else it ends with what there is.
+            kind: `state`, `egress` or `tamper`, see `EventKind`; each has cursors of its own.
         Raises:
             CursorExpiredError: what followed the cursor is kept no longer in whole; list the
                 sandboxes and go on from its `oldest`.
         """
-        return self._runner.iterate(self._core.events(cursor, follow=follow))
+        return self._runner.iterate(self._core.events(cursor, event_kind(kind), follow=follow))
 
     async def ledger(self) -> Ledger:
         """Count all sandboxes of the node and compare the kernel with those that live."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -27,6 +28,13 @@ class EventLog:
         self._refused: deque[_Noted] = deque(maxlen=kept)
         self._others: deque[_Noted] = deque(maxlen=kept)
         self._next = 0
+        self._told: Callable[[EgressEvent], None] | None = None
+
+    def tell(self, told: Callable[[EgressEvent], None]) -> None:
+        """Call `told` with each event that is kept, and with each that comes."""
+        for event in self.read(0, self._next).events:
+            told(event)
+        self._told = told
 
     def add(
         self,
@@ -48,6 +56,8 @@ class EventLog:
         self._next += 1
         ring = self._refused if decision is EgressDecision.REFUSED else self._others
         ring.append(noted)
+        if self._told is not None:
+            self._told(self._event(noted))
 
     def read(self, cursor: int, limit: int) -> EgressEvents:
         """Return at most `limit` events from a cursor on."""
