@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 import resource
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from coldframe.gateway.settings import GatewaySettings
     from coldframe.gateway.store import Store
     from coldframe.node.settings import NodeSettings
-
-_COLLECT = (5_000, 5, 1_000)
-"""When garbage is looked for. By default the results that are kept for replays are looked through
-again and again: 36 µs of each command, and now and then a pause of 0.1 s for all that run."""
 
 STORE_OPTION = typer.Option(
     "--store",
@@ -168,7 +163,7 @@ async def _serve(
     idle_exit_s: float | None,
 ) -> int:
     try:
-        from coldframe.gateway import audit, audited, sockets
+        from coldframe.gateway import audit, audited, garbage, sockets
         from coldframe.gateway.guard import is_loopback
         from coldframe.gateway.handover import Handover, execute_again
         from coldframe.gateway.server import Doors, Listen
@@ -214,9 +209,7 @@ async def _serve(
                 await doors.open_unix(unix)
                 _say(f"serving unix:{unix}")
             _raise_descriptor_limit()
-            gc.collect()
-            gc.freeze()  # what is loaded now stays: looking through it again and again costs execs
-            gc.set_threshold(*_COLLECT)
+            garbage.look_once()
             report = await until_stopped(doors, idle_exit_s=idle_exit_s)
         except ColdframeError:
             await doors.close()
