@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -264,22 +265,22 @@ async def _p99_of_readers(service: Service, image: str, readers: int, stalled: i
             taken.append(time.perf_counter() - start)
 
         await asyncio.gather(*(read(number) for number in range(readers - stalled)))
-        for writer in silent:
-            writer.close()
+        for connection in silent:
+            connection.close()
         await asyncio.gather(*(sandbox.delete() for sandbox in sandboxes))
     return percentile(taken, 0.99)
 
 
-async def _stalled_reader(service: Service, operation_id: str) -> asyncio.StreamWriter:
+async def _stalled_reader(service: Service, operation_id: str) -> socket.socket:
     """Ask for a command's output and never read the answer."""
     host, port = service.tcp.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    reader._transport.pause_reading()  # type: ignore[attr-defined]
-    writer.write(
-        f"GET /v1/execs/{operation_id}/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
-    )
-    await writer.drain()
-    return writer
+    loop = asyncio.get_running_loop()
+    silent = socket.socket()
+    silent.setblocking(False)
+    await loop.sock_connect(silent, (host, int(port)))
+    ask = f"GET /v1/execs/{operation_id}/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+    await loop.sock_sendall(silent, ask.encode())
+    return silent
 
 
 async def run(args: argparse.Namespace) -> dict[str, object]:

@@ -349,6 +349,7 @@ bool launch_begin(struct launch *launch, uint64_t patience_ns)
 	long pid;
 
 	forget_peak();
+	worker.started_ns = clock_ns(CLOCK_MONOTONIC);
 	launch->alive = 1;
 	pid = clone_onto_stack(&args, joiner, launch);
 	if (pid < 0) {

@@ -131,12 +131,11 @@ static int open_home(void)
  */
 static void turn(void)
 {
-	static bool more;
 	struct epoll_event events[EVENTS_PER_TURN];
 	bool ending = worker.ending;
 	int wait_ms = timers_run();
 	/* A timer may have said that all ends now: no event need follow. */
-	bool wait = !more && worker.ending == ending;
+	bool wait = !turns_due() && worker.ending == ending;
 	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, wait ? wait_ms : 0);
 
 	for (int i = 0; i < count; i++) {
@@ -144,7 +143,7 @@ static void turn(void)
 
 		source->ready(source, events[i].events);
 	}
-	more = turns_run();
+	turns_run();
 	launches_reap();
 	execs_free_dead();
 	sandboxes_free_dead();

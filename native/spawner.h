@@ -140,6 +140,7 @@ struct sandbox {
 	struct timer timer;
 	struct timer lease;
 	struct lane running; /* streams of commands that run */
+	struct lane bulk; /* those of them that have had much */
 	struct lane leftover; /* streams of what ended commands have left */
 	struct sandbox *dead; /* in the list of those to free */
 };
@@ -246,6 +247,7 @@ struct worker {
 	bool swollen; /* has given back memory since it was last forgotten how much it had */
 	uint64_t sandboxes;
 	uint64_t execs;
+	uint64_t started_ns; /* when it last began to start a command, CLOCK_MONOTONIC */
 	uint64_t kept_files;
 	struct cgroup_bases cgroups;
 	struct source inotify_source;
@@ -550,8 +552,10 @@ void turns_begin(struct stream *stream);
 /* It has something to read: put it in line, behind the others. */
 void turns_join(struct stream *stream);
 void turns_leave(struct stream *stream);
-/* Read a little of those streams that have something; false if none has. */
-bool turns_run(void);
+/* Whether it is time to read one. */
+bool turns_due(void);
+/* Read a little of those whose time it is. */
+void turns_run(void);
 
 /* --- inspect.c --- */
 struct process {

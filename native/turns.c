@@ -1,7 +1,9 @@
 /*
  * Whose output is read next. Streams that have something stand in a lane of their sandbox, the lanes in
  * a ring; each turn of the loop reads a little and then looks for requests and reports again. A
- * sandbox that floods its pipes so waits for itself, not its neighbours for it.
+ * sandbox that floods its pipes so waits for itself, not its neighbours for it. What has written much
+ * has a lane apart, and while commands start only a share of the time: what writes without end
+ * takes the processors that they need, and it is the reading that lets it.
  */
 #define _GNU_SOURCE
 #include <time.h>
@@ -21,7 +23,16 @@
 /* So long a new stream is not watched: most commands end before, and are read from then. */
 #define UNWATCHED_NS NS_PER_MS
 
+/* From so much on a stream is one of many bytes. */
+#define BULK_BYTES (1u << 20)
+/* While commands start, each read of those is followed by a pause, so much as long as it took. */
+#define BULK_PAUSE 9u
+#define BULK_PAUSE_MAX_NS (10 * NS_PER_MS)
+#define STARTING_NS (20 * NS_PER_MS)
+
 static struct link lanes = {&lanes, &lanes};
+static struct link bulk_lanes = {&bulk_lanes, &bulk_lanes};
+static struct timer bulk_pause;
 static struct lane unwatched = {.streams = {&unwatched.streams, &unwatched.streams}};
 
 static void link_last(struct link *ring, struct link *link)
@@ -76,10 +87,18 @@ void turns_begin(struct stream *stream)
 	timer_set(&unwatched.timer, clock_ns(CLOCK_MONOTONIC) + UNWATCHED_NS);
 }
 
-void turns_join(struct stream *stream)
+static struct lane *lane_of(const struct stream *stream)
 {
 	struct sandbox *sandbox = stream->exec->sandbox;
-	struct lane *lane = stream->exec->ended ? &sandbox->leftover : &sandbox->running;
+
+	if (stream->exec->ended)
+		return &sandbox->leftover;
+	return stream->total < BULK_BYTES ? &sandbox->running : &sandbox->bulk;
+}
+
+void turns_join(struct stream *stream)
+{
+	struct lane *lane = lane_of(stream);
 
 	turns_leave(stream);
 	if (!lane->streams.next)
@@ -87,7 +106,7 @@ void turns_join(struct stream *stream)
 	link_last(&lane->streams, &stream->link);
 	stream->lane = lane;
 	if (!lane->link.next && !lane->timer.index)
-		link_last(&lanes, &lane->link);
+		link_last(lane == &stream->exec->sandbox->bulk ? &bulk_lanes : &lanes, &lane->link);
 }
 
 static void wait_over(struct timer *timer)
@@ -126,7 +145,7 @@ static size_t serve(struct lane *lane)
 	size_t most = STREAM_READ_MAX, got;
 
 	/* Its exec may have ended since it was put in line. */
-	if (stream->exec->ended && lane == &sandbox->running) {
+	if (lane != lane_of(stream)) {
 		turns_join(stream);
 		return 0;
 	}
@@ -147,16 +166,51 @@ static size_t serve(struct lane *lane)
 	return got;
 }
 
-bool turns_run(void)
+static size_t serve_next(struct link *ring)
+{
+	struct lane *lane = container_of(ring->next, struct lane, link);
+
+	unlink_one(&lane->link);
+	link_last(ring, &lane->link);
+	return serve(lane);
+}
+
+static void look_again(struct timer *timer)
+{
+	(void)timer;
+}
+
+static void run_bulk(void)
+{
+	uint64_t began = clock_ns(CLOCK_MONOTONIC);
+	uint64_t took, pause;
+
+	serve_next(&bulk_lanes);
+	took = clock_ns(CLOCK_MONOTONIC) - began;
+	if (began + took - worker.started_ns > STARTING_NS)
+		return;
+	pause = BULK_PAUSE * took;
+	bulk_pause.fire = look_again;
+	timer_set(&bulk_pause,
+		  began + took + (pause < BULK_PAUSE_MAX_NS ? pause : BULK_PAUSE_MAX_NS));
+}
+
+static bool bulk_due(void)
+{
+	return bulk_lanes.next != &bulk_lanes && !bulk_pause.index;
+}
+
+bool turns_due(void)
+{
+	return lanes.next != &lanes || bulk_due();
+}
+
+void turns_run(void)
 {
 	size_t bytes = 0;
 
-	for (unsigned i = 0; i < TURN_READS && bytes < TURN_BYTES && lanes.next != &lanes; i++) {
-		struct lane *lane = container_of(lanes.next, struct lane, link);
-
-		unlink_one(&lane->link);
-		link_last(&lanes, &lane->link);
-		bytes += serve(lane);
-	}
-	return lanes.next != &lanes;
+	for (unsigned i = 0; i < TURN_READS && bytes < TURN_BYTES && lanes.next != &lanes; i++)
+		bytes += serve_next(&lanes);
+	if (bulk_due())
+		run_bulk();
 }

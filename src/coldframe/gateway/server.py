@@ -37,6 +37,9 @@ from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 _BACKLOG = 1024
+_UNSENT_BYTES = 1 << 18
+"""What the kernel takes of an answer before the client has room for it; else up to 4 MiB for each
+client that does not read, all of which has to be worked out first."""
 _LOOK_S = 0.05
 _LAST_WORDS_S = 1.0
 """How long WebSockets may go on once commands have ended: those of commands end by themselves."""
@@ -284,6 +287,7 @@ def _bound(listen: Listen) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         listener.bind((listen.host, listen.port))
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -75,7 +75,7 @@ async def _events(tenant: Tenant, operation_id: str, cursors: Cursors) -> AsyncI
                     continue
                 cursors[chunk.stream] = chunk.next_cursor
                 at = f"{cursors['stdout']}-{cursors['stderr']}"
-                yield _event("output", json.dumps(_shown(chunk)).encode(), at)
+                yield _event("output", _shown(chunk), at)
         yield _event("result", wire.dump(await tenant.wait_exec(operation_id)))
     except ColdframeError as error:
         yield _event("error", json.dumps(wire.error_body(error)).encode())
@@ -106,18 +106,16 @@ async def _next(chunks: AsyncIterator[OutputChunk]) -> OutputChunk | None:
     return await anext(chunks, None)
 
 
-def _shown(chunk: OutputChunk) -> dict[str, Any]:
-    return {
-        "stream": chunk.stream,
-        "offset": chunk.offset,
-        "dropped": chunk.dropped_bytes,
-        "data": base64.b64encode(chunk.data).decode("ascii"),
-    }
+def _shown(chunk: OutputChunk) -> bytes:
+    """A chunk as JSON. Written here: an encoder would look at every letter of the data."""
+    told = {"stream": chunk.stream, "offset": chunk.offset, "dropped": chunk.dropped_bytes}
+    head = json.dumps(told).encode().removesuffix(b"}")
+    return b'%s, "data": "%s"}' % (head, base64.b64encode(chunk.data))
 
 
 def _event(name: str, data: bytes, event_id: str | None = None) -> bytes:
     head = f"event: {name}\n" + (f"id: {event_id}\n" if event_id else "")
-    return head.encode() + b"data: " + data + b"\n\n"
+    return b"%sdata: %s\n\n" % (head.encode(), data)
 
 
 @router.websocket("/execs/{operation_id}/attach")

@@ -206,3 +206,49 @@ async def test_flood_of_leftovers_is_read_at_a_bounded_rate(native: Native) -> N
 
     assert taken - before <= burst + rate * (time.monotonic() - began)
     end.close()
+
+
+async def _written(native: Native, execution: Execution) -> int:
+    return (await native.spawner.mark(execution)).stdout_total
+
+
+async def test_flood_has_the_smaller_share_while_commands_start(native: Native) -> None:
+    """What writes without end takes the processors that short commands of others need."""
+    noisy, quiet = await native.create(), await native.create()
+    script = "cat /dev/zero"
+    flood = native.start(noisy, "sh", "-c", script, spool_bytes=1 << 20, want_started=True)
+    assert flood.started is not None
+    await flood.started
+    seen = 0
+    while seen < 16 << 20:
+        seen = (await native.spawner.watch(flood, seen, 0)).stdout_total
+
+    async def busy() -> None:
+        for _ in range(100):
+            (await native.start(quiet, "true").ended).close()
+
+    before, began = await _written(native, flood), time.monotonic()
+    await busy()
+    during, took = await _written(native, flood) - before, time.monotonic() - began
+    await asyncio.sleep(0.1)  # no command starts
+    before, began = await _written(native, flood), time.monotonic()
+    await asyncio.sleep(0.5)
+    alone = await _written(native, flood) - before
+    rate_during, rate_alone = during / took, alone / (time.monotonic() - began)
+
+    assert 0 < rate_during < rate_alone / 2
+
+
+async def test_leftover_goes_on_writing_though_nobody_asks_the_worker_anything(
+    native: Native,
+) -> None:
+    """Its turn comes when its time has come, not when something else happens."""
+    sandbox = await native.create()
+    async with _pipe() as (wrote, wrote_write):
+        script = "(head -c 6291456 /dev/zero; echo x >&9) &"
+        execution = native.start(sandbox, "sh", "-c", script, extra=[(9, wrote_write)])
+        end = await execution.ended
+        await _read(wrote, 2)
+
+    assert len(end.leftovers) == 1
+    end.close()
