@@ -21,7 +21,7 @@ CONCURRENCY := 2
 PYTEST_SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
 
-.PHONY: help setup demo test harbor lint format native-check bench clean distclean
+.PHONY: help setup demo test harbor harnesses lint format native-check bench clean distclean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -37,6 +37,9 @@ test: setup native-check  ## Every test
 
 harbor:  ## The tests with the true Harbor, 0.18.0 and the newest (Python >= 3.12)
 	@tools/harbor-lane
+
+harnesses: setup  ## mini-swe-agent from PyPI through the inference proxy
+	@tools/mini-swe-agent-lane
 
 lint: setup  ## Formats, lints, types, import walls, generated code, C warnings and analyser
 	$(BIN)/ruff format --check $(SOURCES)

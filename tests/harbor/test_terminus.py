@@ -23,6 +23,7 @@ REJECTED = {
     "not-a-number": "logprobs_are_finite",
     "over-zero": "logprobs_are_not_positive",
     "rendered-anew": "turns_extend_what_came_before",
+    "reordered": "turns_extend_what_came_before",
 }
 
 
@@ -45,7 +46,15 @@ def made(engine: Engine, job: Path) -> Generation:
     return _run(engine, job.parents[2], ("whole", *REJECTED))
 
 
-def _run(engine: Engine, directory: Path, keys: Iterable[str], **agent_kwargs: Any) -> Generation:
+def _run(
+    engine: Engine,
+    directory: Path,
+    keys: Iterable[str],
+    *,
+    api_base: str | None = None,
+    api_key: str = "none",
+    **agent_kwargs: Any,
+) -> Generation:
     specs = []
     for key in keys:
         root = task(directory, key)
@@ -56,12 +65,12 @@ def _run(engine: Engine, directory: Path, keys: Iterable[str], **agent_kwargs: A
         "openai/demo",
         "tests.harbor.doubles:FakeEnvironment",
         policy=POLICY,
-        api_base=engine.url,
+        api_base=api_base or engine.url,
         agent_kwargs=agent_kwargs,
         model_info={"max_input_tokens": 100_000, "max_output_tokens": 1000},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", "none")
+        patch.setenv("OPENAI_API_KEY", api_key)
         return asyncio.run(adapter.generate(specs, run_id="r", attempts=1, concurrency=4))
 
 

@@ -1,0 +1,1 @@
+"""Harnesses of others as they come from PyPI, each in an environment of its own."""
