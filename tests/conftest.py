@@ -44,3 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: run with --long"))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Name what passes only when it is tried again, so that nobody takes it for sound."""
+    if config.getoption("lf", False):
+        for report in terminalreporter.stats.get("passed", ()):
+            terminalreporter.write_line(f"PASSED ONLY WHEN TRIED AGAIN {report.nodeid}")

@@ -23,8 +23,9 @@ from coldframe.protocol.ids import new_operation_id, new_sandbox_id
 from coldframe.protocol.models import ExecRequest, SandboxSpec
 from coldframe.protocol.network import EgressDecision, EgressKind, NetworkPolicy
 from coldframe.runtimes.base import RunningExec
-from tests.fixtures.egress import OTHER, WEB, Fenced, Internet, MakeFenced, fenced_runtime, until
+from tests.fixtures.egress import OTHER, WEB, Fenced, Internet, MakeFenced, fenced_runtime
 from tests.fixtures.runtime import require_root
+from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK
 
 HOLD = """

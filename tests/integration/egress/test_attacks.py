@@ -13,7 +13,8 @@ from coldframe.host.egress.flows import Budget
 from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest
 from coldframe.protocol.network import Credential, EgressDecision
-from tests.fixtures.egress import METADATA, OTHER, PRIVATE, WEB, Internet, MakeFenced, until, web
+from tests.fixtures.egress import METADATA, OTHER, PRIVATE, WEB, Internet, MakeFenced, web
+from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK
 
 SECRET = "Bearer of-the-operator"

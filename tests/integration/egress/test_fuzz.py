@@ -7,7 +7,8 @@ import ssl
 from typing import Any
 
 from coldframe.protocol.network import Credential
-from tests.fixtures.egress import WEB, Internet, MakeFenced, hello, until
+from tests.fixtures.egress import WEB, Internet, MakeFenced, hello
+from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK
 
 FUZZ = """

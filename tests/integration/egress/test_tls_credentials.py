@@ -24,9 +24,9 @@ from tests.fixtures.egress import (
     MakeFenced,
     inside,
     two_networks,
-    until,
 )
 from tests.fixtures.runtime import native_runtime_in
+from tests.fixtures.waiting import until
 from tests.integration.egress.test_packages import trust_bundle
 
 SECRET = "Bearer of-the-operator"

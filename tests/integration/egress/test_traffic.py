@@ -15,7 +15,8 @@ from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest
 from coldframe.protocol.network import EgressDecision
 from coldframe.runtimes.base import RunningExec
-from tests.fixtures.egress import OTHER, WEB, Internet, MakeFenced, until
+from tests.fixtures.egress import OTHER, WEB, Internet, MakeFenced
+from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK
 
 GIB = 1 << 30

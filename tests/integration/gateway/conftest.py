@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from coldframe import Sandbox, SandboxClient
 from tests.fixtures.service import Service
+from tests.fixtures.waiting import wait_until
 
 
 def http(url: str, key: str | None = None) -> httpx.Client:
@@ -45,10 +45,7 @@ def audit_lines(home: Path) -> list[dict[str, Any]]:
 
 def until_logged(service: Service, words: str) -> None:
     """Wait until a service's log has them: it comes by a pipe, after the answer."""
-    latest = time.monotonic() + 20
-    while not any(words in line for line in service.log):
-        assert time.monotonic() < latest, (words, service.log)
-        time.sleep(0.02)
+    wait_until(lambda: any(words in line for line in service.log))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol import tracing
 from tests.fixtures.service import Service, serving
+from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import http
 
 LIFE = ["requested", "provisioning", "ready", "terminating", "deleted"]
@@ -58,18 +58,30 @@ def test_every_transition_is_told_in_order_and_again_from_any_cursor(
 def test_who_waits_is_told_in_the_moment(service: Service, remote: SandboxClient) -> None:
     """Without a cursor from now on; nobody polls."""
     heard: list[SandboxEvent] = []
+    last: list[str] = []
+
+    def follow(events: Iterator[SandboxEvent]) -> None:
+        for event in events:
+            heard.append(event)
+            if [event.sandbox_id, event.state] == [*last, LIFE[-1]]:
+                return
+
+    def begun() -> bool:
+        remote.create_sandbox("any").delete()
+        return bool(heard)
+
+    before = remote.create_sandbox("any")
+    before.delete()
     with SandboxClient(url=service.unix) as other:
-        events = other.events()
-        follower = threading.Thread(target=lambda: heard.extend(itertools.islice(events, 5)))
+        follower = threading.Thread(target=follow, args=(other.events(),))
         follower.start()
-        time.sleep(0.5)
-        assert heard == []
+        wait_until(begun)
         sandbox = remote.create_sandbox("any")
+        last.append(sandbox.id)
         sandbox.delete()
         follower.join(20)
-    assert [(event.sandbox_id, event.state) for event in heard] == [
-        (sandbox.id, state) for state in LIFE
-    ]
+    assert [event.state for event in heard if event.sandbox_id == sandbox.id] == LIFE
+    assert before.id not in {event.sandbox_id for event in heard}
 
 
 def test_node_of_this_process_tells_the_same(client: SandboxClient) -> None:

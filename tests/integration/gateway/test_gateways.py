@@ -34,6 +34,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.tracing import traced
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
+from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import audit_lines, http, self_signed, until_logged
 
 IMAGE = "busybox"
@@ -375,10 +376,12 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
         sandbox = one.create_sandbox(IMAGE, operation_id="before")
         results: list[Any] = []
         waiting = threading.Thread(
-            target=lambda: results.append(sandbox.exec("sleep 1.5; echo done", operation_id="on"))
+            target=lambda: results.append(
+                sandbox.exec(": > /begun; sleep 1.5; echo done", operation_id="on")
+            )
         )
         waiting.start()
-        time.sleep(0.5)
+        wait_until(lambda: sandbox.files.exists("/begun"))
         pair.redis.kill()
         try:
             for gateway in pair.gateways:
@@ -399,7 +402,7 @@ def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) ->
             pair.redis.start()
         again = two.create_sandbox(IMAGE, operation_id="before")
         assert again.id == sandbox.id
-        assert again.exec("sleep 1.5; echo done", operation_id="on").stdout == b"done\n"
+        assert again.exec(": > /begun; sleep 1.5; echo done", operation_id="on").stdout == b"done\n"
         again.delete()
 
 
@@ -483,7 +486,7 @@ def test_command_outlives_the_gateway_that_it_was_asked_by(pair: Pair, tmp_path:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        time.sleep(0.7)
+        wait_until(lambda: sandbox.files.exists("/n"))
         doomed.process.kill()
         doomed.process.wait()
         asking.join(60)

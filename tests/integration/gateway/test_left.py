@@ -32,19 +32,13 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import SandboxState
 from tests.fixtures.restart import IMAGE, Services
+from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import http
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
     pytest.mark.timeout(400),
 ]
-
-
-def _until(happened: Callable[[], bool], within_s: float = 60.0) -> None:
-    until = time.monotonic() + within_s
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def _processes_of(sandbox_id: str) -> list[int]:
@@ -98,9 +92,9 @@ def test_what_ends_while_no_service_lives_ends_as_it_should(
         leased.renew(5.0)
         services.kill()
         os.kill(_processes_of(dies.id)[0], signal.SIGKILL)
-        _until(lambda: not _processes_of(dies.id))
-        _until(lambda: len(_processes_of(leased.id)) == 1)  # pid 1 alone
-        _until(lambda: len(_processes_of(stays.id)) == 2)  # and `ends`
+        wait_until(lambda: not _processes_of(dies.id))
+        wait_until(lambda: len(_processes_of(leased.id)) == 1)  # pid 1 alone
+        wait_until(lambda: len(_processes_of(stays.id)) == 2)  # and `ends`
 
         services.start()
         assert (quick.wait().reason, quick.wait().exit_code) == ("exit", 7)
@@ -113,7 +107,7 @@ def test_what_ends_while_no_service_lives_ends_as_it_should(
         assert ends.wait().text == "before\nafter\n"
 
         assert dies.refresh().state is SandboxState.LOST
-        _until(lambda: leased.refresh().state is SandboxState.DELETED)
+        wait_until(lambda: leased.refresh().state is SandboxState.DELETED)
         assert leased.refresh().expired
         for one in (stays, leased, dies):
             assert one.refresh().version >= versions[one.id]
@@ -208,12 +202,12 @@ def test_last_words_of_leftovers_are_kept_for_the_next_service(services: Service
             assert command.wait().text == "early\n"
         sandbox.start("sleep 2; touch soon").read(wait=False)
         services.kill()
-        _until(lambda: len(_processes_of(sandbox.id)) == 3)  # pid 1, what waits, and its sleep
+        wait_until(lambda: len(_processes_of(sandbox.id)) == 3)  # pid 1, what waits, and its sleep
 
         services.start()
         assert first.read().data == b"early\nlate\n"
         assert sandbox.exec("touch later").exit_code == 0
-        _until(lambda: len(_processes_of(sandbox.id)) == 1)
+        wait_until(lambda: len(_processes_of(sandbox.id)) == 1)
         assert second.read().data == b"early\nlate\n"
 
 
@@ -330,7 +324,7 @@ def test_second_signal_and_leaving_lose_no_state(services: Services) -> None:
             command = sandbox.start("while ! [ -e /go ]; do sleep 0.1; done; echo done")
             for number in stop:
                 process.send_signal(number)
-                time.sleep(1)
+                wait_until(lambda: not services.answers())
             assert process.wait(30) == 0
             services.start()
             sandbox.exec("touch /go")
@@ -350,7 +344,7 @@ def test_spawner_that_dies_too_is_accounted_for(services: Services) -> None:
         services.kill()
         victim = _workers_of(services)[0]
         os.kill(victim, signal.SIGKILL)
-        _until(lambda: len(_workers_of(services)) == 1)
+        wait_until(lambda: len(_workers_of(services)) == 1)
         services.start()
         alive = client.list_sandboxes()
         assert 0 < len(alive) < 4
@@ -366,7 +360,7 @@ def test_spawner_that_dies_too_is_accounted_for(services: Services) -> None:
         services.kill()
         for pid in _workers_of(services):
             os.kill(pid, signal.SIGKILL)
-        _until(lambda: not _workers_of(services))
+        wait_until(lambda: not _workers_of(services))
     reaped = services.command("gc")
     assert reaped.returncode == 0, reaped.stdout + reaped.stderr
     total = machine.survey(services.home).ledger()
@@ -405,7 +399,7 @@ def test_nobody_coming_back_ends_it(make_services: Callable[..., Services]) -> N
         sandbox.keep()
     services.kill()
     assert len(orphans.left(services.home)) == 1
-    _until(lambda: orphans.left(services.home) == ())
+    wait_until(lambda: orphans.left(services.home) == ())
     assert _processes_of(sandbox.id) == []
     assert services.command("gc").returncode == 0
 
@@ -421,7 +415,7 @@ def test_home_that_was_removed_takes_what_nobody_serves_along(services: Services
     nodes = services.home / "nodes"
     (node,) = nodes.iterdir()
     shutil.rmtree(nodes)
-    _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spawners))
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spawners))
     assert _processes_of(sandbox.id) == []
     reap_cgroups(census.node_cgroups(node.name))
 

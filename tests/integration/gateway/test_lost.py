@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from coldframe import AsyncSandboxClient, ColdframeError, Execution, SandboxClie
 from coldframe.protocol.errors import ServiceUnreachableError
 from tests.fixtures.faults import EXECUTED, POINTS, Fault, faulty
 from tests.fixtures.service import Service, serving
+from tests.fixtures.waiting import wait_until
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -201,13 +201,6 @@ def test_cancelled_create_leaves_nothing(service: Service) -> None:
     asyncio.run(cancelled())
 
 
-def _wait_for(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def _is_served(url: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(url.removeprefix("unix:").removeprefix("//")) == 0
@@ -240,7 +233,7 @@ def test_second_signal_does_not_wait_and_loses_no_state(tmp_path: Path) -> None:
         client = SandboxClient(url=service.unix)
         client.create_sandbox("any").start("sleep 60")
         service.process.send_signal(signal.SIGTERM)
-        _wait_for(lambda: not _is_served(service.unix))
+        wait_until(lambda: not _is_served(service.unix))
         assert service.process.poll() is None
         service.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
@@ -255,7 +248,7 @@ def test_sandbox_of_a_killed_client_ends_with_its_lease(service: Service) -> Non
     script = (
         "import os, sys\nfrom coldframe import SandboxClient\n"
         f"c = SandboxClient(url={service.unix!r})\n"
-        "print(c.create_sandbox('any', ttl_s=1.5).id, flush=True)\nos.kill(os.getpid(), 9)\n"
+        "print(c.create_sandbox('any', ttl_s=4).id, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
@@ -263,11 +256,8 @@ def test_sandbox_of_a_killed_client_ends_with_its_lease(service: Service) -> Non
     sandbox_id = done.stdout.strip()
     with SandboxClient(url=service.unix) as client:
         assert client.get_sandbox(sandbox_id).info.state == "ready"
-        until = time.monotonic() + 30
-        while (info := client.get_sandbox(sandbox_id).info).state != "deleted":
-            assert time.monotonic() < until
-            time.sleep(0.1)
-    assert info.expired
+        wait_until(lambda: client.get_sandbox(sandbox_id).info.state == "deleted")
+        assert client.get_sandbox(sandbox_id).info.expired
 
 
 def test_second_service_on_a_socket_is_refused_and_a_dead_ones_is_taken(tmp_path: Path) -> None:

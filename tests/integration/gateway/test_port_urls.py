@@ -23,6 +23,7 @@ from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import PortUrlInvalidError
 from tests.fixtures.service import Service, serving
+from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import audit_lines, http
 
 SERVER = r"""
@@ -108,10 +109,7 @@ def _serve(sandbox: Sandbox, program: str) -> int:
     port = _free_port()
     sandbox.files.write("/server.py", program)
     sandbox.start([sys.executable, "server.py", str(port)])
-    until = time.monotonic() + 20
-    while port not in sandbox.listening_ports():
-        assert time.monotonic() < until, "nothing listens"
-        time.sleep(0.05)
+    wait_until(lambda: port in sandbox.listening_ports())
     return port
 
 

@@ -8,7 +8,6 @@ import itertools
 import os
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +16,7 @@ from coldframe import CursorExpiredError, Sandbox, SandboxClient
 from coldframe.protocol import tracing
 from coldframe.protocol.models import ExecResult
 from tests.fixtures.restart import IMAGE, Services
+from tests.fixtures.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
@@ -78,10 +78,8 @@ class _Burst:
             )
             for number, size in enumerate(self.sizes)
         ]
-        until = time.monotonic() + 100
-        while self._begun() < len(self.sizes) or len(self.waiting()) < len(self.sizes) // 2:
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        wait_until(lambda: self._begun() == len(self.sizes), within_s=100)
+        wait_until(lambda: len(self.waiting()) >= len(self.sizes) // 2)
 
     def _begun(self) -> int:
         noted = [s.files.read("/ran") for s in self.sandboxes if s.files.exists("/ran")]

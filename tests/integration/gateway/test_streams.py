@@ -25,6 +25,7 @@ from websockets.sync.client import connect, unix_connect
 
 from coldframe import ColdframeError, PortUnreachableError, Sandbox, SandboxClient
 from tests.fixtures.service import Service, serving
+from tests.fixtures.waiting import wait_until
 
 ECHO = (
     "import socket\n"
@@ -58,10 +59,7 @@ def echo_port(served: Sandbox) -> int:
     port = _free_port()
     served.files.write("/echo.py", ECHO.format(port=port))
     served.start(["python3", "echo.py"])
-    until = time.monotonic() + 20
-    while port not in served.listening_ports():
-        assert time.monotonic() < until, "nothing listens"
-        time.sleep(0.05)
+    wait_until(lambda: port in served.listening_ports())
     return port
 
 
@@ -156,10 +154,7 @@ def test_half_that_is_closed_leaves_the_other_open(served: Sandbox) -> None:
     port = _free_port()
     served.files.write("/late.py", LATE.replace("PORT", str(port)))
     served.start(["python3", "late.py"])
-    until = time.monotonic() + 20
-    while port not in served.listening_ports():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: port in served.listening_ports())
     with served.connect(port) as connection:
         connection.settimeout(30)
         connection.sendall(b"\x00\xff" * 50_000)
@@ -289,10 +284,8 @@ def test_clients_that_do_not_read_cost_little_and_hold_nobody_up(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
     descriptors = Path(f"/proc/{service.process.pid}/fd")
-    until = time.monotonic() + 20
-    while len([one for one in descriptors.iterdir() if "socket" in str(_target(one))]) > 20:
-        assert time.monotonic() < until, "connections of clients that are gone are still open"
-        time.sleep(0.1)
+    # Connections of clients that are gone must not stay open.
+    wait_until(lambda: sum("socket" in str(_target(one)) for one in descriptors.iterdir()) <= 20)
 
 
 def _target(link: Path) -> object:

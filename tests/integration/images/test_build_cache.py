@@ -182,15 +182,17 @@ async def test_concurrent_builds_of_one_step_do_the_work_once(bench: Bench, tmp_
 async def test_builder_that_is_given_up_lets_the_next_one_go_on(bench: Bench) -> None:
     """A lock that outlived its holder would stop every build of that step."""
     bench.write(Dockerfile="FROM busybox\nRUN true\n")
+    holds = asyncio.Event()
 
     async def hangs(step: BuildStep) -> StepResult:
+        holds.set()
         await asyncio.sleep(600)
         return await bench.steps(step)
 
     lost = asyncio.create_task(
         build(bench.store, "a", bench.context, hangs, network=NetworkPolicy())
     )
-    await asyncio.sleep(0.3)
+    await holds.wait()
     waiting = asyncio.create_task(
         build(bench.store, "b", bench.context, bench.steps, network=NetworkPolicy())
     )

@@ -27,6 +27,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from coldframe.images.store import ImageStore
 from tests.fixtures.service import Service, serving
+from tests.fixtures.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -362,8 +363,7 @@ def test_command_sent_again_after_a_lost_connection_runs_once(
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
             % (box.encode(), key.encode(), len(body), body)
         )
-        time.sleep(0.5)
-    time.sleep(0.2)
+        wait_until(lambda: "run" in _exec(caller, box, "cat log || true")["stdout"])
     again = caller.post(f"/sandboxes/{box}/exec", json=asked).json()  # without wait, as it does
     job = caller.get(f"/jobs/{again['job_id']}/wait").json()
     assert job["stdout"] == "run\n"
@@ -530,10 +530,7 @@ def test_terminal_that_is_left_ends_its_command(
             _send(socket, "close")
         else:
             socket.socket.close()
-        deadline = time.monotonic() + 30
-        while _exec(caller, box, ["pgrep", "-c", "bash"])["stdout"].strip() != "0":
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
+        wait_until(lambda: _exec(caller, box, ["pgrep", "-c", "bash"])["stdout"].strip() == "0")
 
 
 def test_terminal_that_cannot_be_says_why(orchard: Service, key: str, box: str) -> None:
