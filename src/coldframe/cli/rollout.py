@@ -16,18 +16,18 @@ import typer
 from coldframe.cli import render
 from coldframe.cli.attempt_view import attempt_text
 from coldframe.cli.groups import group
-from coldframe.cli.progress import BatchProgress, outcome
+from coldframe.cli.progress import BatchProgress
+from coldframe.cli.run_view import ATTEMPTS, brief, row, summary_table
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.learning.captured import shaping
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, RunError
 from coldframe.rollouts.capture import ModelCapture
-from coldframe.rollouts.directory import AttemptKey, RunDirectory
+from coldframe.rollouts.directory import RunDirectory
 from coldframe.rollouts.run import Batch, RunConfig, RunResult, open_run, ordered
 from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
 from coldframe.rollouts.summary import SCHEMA as SUMMARY_SCHEMA
 from coldframe.trajectories.calls import Level
-from coldframe.trajectories.schema import Trajectory
 
 EXIT_NO_VERDICT = 1
 EXIT_RECOVERED = 3
@@ -253,63 +253,6 @@ def exit_code(result: RunResult) -> int:
     return EXIT_RECOVERED if result.summary["complete"] else EXIT_NO_VERDICT
 
 
-def summary_table(summary: dict[str, Any]) -> str:
-    """Return a run's summary as a table, one line per task."""
-    rows = [
-        [
-            key,
-            f"{task['passes']}/{task['verdicts']}",
-            _number(task["mean_reward"]),
-            str(task["missing"]),
-            _number(task["pass_at_k"].get(str(task["samples"]))),
-            _failures(task["failures_by_side"]),
-            render.seconds(task["times"]["run_s"]),
-        ]
-        for key, task in summary["tasks"].items()
-    ]
-    rows += [[Path(key).name, "-", "-", "-", "-", "refused", "-"] for key in summary["refused"]]
-    totals = summary["totals"]
-    header = ["TASK", "PASSED", "MEAN", "MISSING", "PASS@K", "FAILURES", "T_RUN"]
-    lines = [render.table(header, rows), ""]
-    lines += [f"refused: {render.sentence(why)}" for why in summary["refused"].values()]
-    lines.append(
-        f"{totals['passes']} passes in {totals['verdicts']} verdicts, {totals['missing']} missing, "
-        f"{totals['attempts']} attempts, {totals['failed_attempts']} failed"
-    )
-    lines += [f"{key}: {note}" for key, task in summary["tasks"].items() for note in _notes(task)]
-    spent = (f"{name} {phase['seconds']:.2f}" for name, phase in totals["phases"].items())
-    lines.append(f"phases, in s: {', '.join(spent) or 'none'}")
-    times = totals["times"]
-    names = ("create_s", "model_s", "exec_s", "verify_s", "delete_s")
-    parts = " + ".join(f"{name[:-2]} {render.seconds(times[name])}" for name in names)
-    lines.append(f"T_run {render.seconds(times['run_s'])} s = {parts}")
-    return "\n".join(lines)
-
-
-def _notes(task: dict[str, Any]) -> list[str]:
-    """Say what casts doubt on a task's verdicts, and how its steps and its egress went."""
-    tamper, egress = task["tamper"], task["egress"]
-    notes = []
-    if tamper["attempts"]:
-        notes.append(f"{tamper['attempts']} attempts tampered with ({tamper['voided']} void)")
-    if tamper["forgeable"]:
-        notes.append(f"{tamper['forgeable']} verdicts that a survivor could have forged")
-    for name, step in task["steps"].items():
-        mean = _number(step["mean_reward"])
-        notes.append(f"step {name}: {step['verdicts']} verdicts, mean {mean}")
-    if egress:
-        notes.append("egress: " + ", ".join(f"{count} {kind}" for kind, count in egress.items()))
-    return notes
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def _failures(sides: dict[str, dict[str, int]]) -> str:
-    return ", ".join(f"{sum(codes.values())} {side}" for side, codes in sides.items()) or "-"
-
-
 @app.command("show")
 def show(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
@@ -337,58 +280,17 @@ def show(
     if (run_directory / "summary.json").is_file():
         summary = directory.read("summary.json", SUMMARY_SCHEMA)
     if as_json:
-        attempts = {str(key): _brief(one) for key, one in ordered(results)}
+        attempts = {str(key): brief(one) for key, one in ordered(results)}
         print(json.dumps({"config": config, "summary": summary, "attempts": attempts}))
         return 0
-    rows = [_row(key, one) for key, one in ordered(results)]
+    rows = [row(key, one) for key, one in ordered(results)]
     if not rows:
         print("no attempt has a result")
-    header = ["ATTEMPT", "OUTCOME", "STEPS", "TOKENS", "CREATE", "MODEL", "EXEC", "VERIFY", "TOTAL"]
     if rows:
-        print(render.table(header, rows))
+        print(render.table(ATTEMPTS, rows))
     if summary is None:
         print("\nthis run has no summary yet: it runs, or was killed; run it again to go on")
     else:
         print(f"\n{summary_table(summary)}")
     refused_all = summary is not None and not rows and bool(summary["refused"])
     return 1 if refused_all else 0
-
-
-def _brief(one: Trajectory) -> dict[str, Any]:
-    failure = one.failure
-    return {
-        "rewards": one.rewards,
-        "termination": one.termination.value,
-        "failure": None if failure is None else failure.model_dump(mode="json"),
-        "totals": one.totals.model_dump(mode="json"),
-        "times": {**one.times.model_dump(mode="json"), "run_s": one.times.run_s},
-        "phases": [
-            {
-                "name": phase.name,
-                "step": phase.step,
-                "network": list(phase.network),
-                "seconds": phase.ended_at - phase.started_at,
-                "egress": phase.egress.counts,
-            }
-            for phase in one.phases
-        ],
-        "task_steps": [
-            {"name": step.name, "rewards": step.rewards, "steps": step.totals.steps}
-            for step in one.task_steps
-        ],
-        "tamper": [event.model_dump(mode="json") for event in one.tamper],
-        "warnings": list(one.warnings),
-    }
-
-
-def _row(key: AttemptKey, one: Trajectory) -> list[str]:
-    tokens, times = one.totals.completion_tokens, one.times
-    known = tokens is not None and one.identity.model is not None
-    seconds = (times.create_s, times.model_s, times.exec_s, times.verify_s, times.total_s)
-    return [
-        str(key),
-        outcome(one)[:70],
-        str(one.totals.steps),
-        str(tokens) if known else "-",
-        *map(render.seconds, seconds),
-    ]

@@ -35,7 +35,8 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
-from coldframe.runtimes.base import FoundExec, RunningExec
+from coldframe.runtimes.base import RunningExec
+from coldframe.runtimes.outliving import FoundExec
 
 _KILLED = 128 + 9
 _SETTLE_S = 5.0

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from coldframe.node.life import Sandbox
 from coldframe.protocol import wire
 from coldframe.protocol.models import ExecRequest, SandboxSpec, SandboxState
-from coldframe.runtimes.base import FoundExec, FoundSandbox, Outlives
+from coldframe.runtimes.outliving import FoundExec, FoundSandbox, Outlives
 
 _FIELDS = (
     "version",

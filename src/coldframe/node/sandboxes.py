@@ -31,7 +31,8 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
-from coldframe.runtimes.base import Found, Gone, OffersIds, Runtime, SandboxHandle, TellsEgress
+from coldframe.runtimes.base import Gone, OffersIds, Runtime, SandboxHandle, TellsEgress
+from coldframe.runtimes.outliving import Found
 
 _NEVER_REFUSE = 1 << 62
 END_PATIENCE_S = 30.0

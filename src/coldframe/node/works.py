@@ -18,7 +18,8 @@ from coldframe.node.sandboxes import CloseReport, Sandboxes
 from coldframe.node.sessions import Sessions
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import SandboxNotFoundError
-from coldframe.runtimes.base import Found, NothingFoundError, Outlives, Runtime
+from coldframe.runtimes.base import Runtime
+from coldframe.runtimes.outliving import Found, NothingFoundError, Outlives
 
 Given = tuple[Runtime | None, ImageResolver | None]
 """What a node need not make itself."""

@@ -35,7 +35,8 @@ from coldframe.protocol.models import (
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import SandboxHandle
 from coldframe.runtimes.fake_exec import process_name
-from coldframe.runtimes.fake_sandbox import DEFAULT_PATH, FakeSandbox, require_no_egress
+from coldframe.runtimes.fake_request import DEFAULT_PATH
+from coldframe.runtimes.fake_sandbox import FakeSandbox, require_no_egress
 
 __all__ = ["FakeImages", "FakeRuntime", "FakeSandbox", "die"]
 

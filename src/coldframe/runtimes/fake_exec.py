@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
-import pty
 import signal
 import socket
-import struct
-import termios
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +19,13 @@ from coldframe.protocol.models import (
     ExecResult,
     OutputChunk,
     ProcessInfo,
-    PtySize,
     Reason,
     Resources,
     SignalScope,
     Stream,
 )
 from coldframe.runtimes.fake_spool import Spool
+from coldframe.runtimes.fake_streams import Stdin, Streams
 from coldframe.runtimes.fake_zygote import ENDED, FAILED, REPORT, STARTED, descendants, kill_below
 
 _READ = 1 << 18
@@ -38,57 +33,6 @@ _STATUS_BYTES = 2 << 20
 """Of these the second half is the newest."""
 _PIPE_MAX = 1 << 20
 """More than a pipe or a terminal holds."""
-
-
-@dataclass
-class Streams:
-    """Our ends of a command's streams, and those that it gets."""
-
-    theirs: tuple[int, ...]
-    """stdin, stdout, stderr and, if asked for, the status pipe, as descriptors 0 to 3."""
-    stdin: int | None
-    outputs: dict[Stream, int]
-    """What we read: stdout and stderr, or the terminal; and the status pipe."""
-
-    def close_theirs(self) -> None:
-        """Close the command's ends in this process."""
-        for fd in set(self.theirs):
-            os.close(fd)
-
-
-def open_streams(request: ExecRequest) -> Streams:
-    """Make pipes, or a terminal of the asked size, and the status pipe if it is asked for."""
-    streams = _open_terminal(request.pty) if request.pty is not None else _open_pipes(request)
-    if request.status_pipe:
-        reader, writer = os.pipe()
-        streams.theirs += (writer,)
-        streams.outputs["status"] = reader
-    for fd in streams.outputs.values():
-        os.set_blocking(fd, False)
-    return streams
-
-
-def _open_terminal(size: PtySize) -> Streams:
-    master, slave = pty.openpty()
-    set_size(master, size.rows, size.cols)
-    return Streams((slave, slave, slave), os.dup(master), {"stdout": master})
-
-
-def _open_pipes(request: ExecRequest) -> Streams:
-    out_reader, out_writer = os.pipe()
-    err_reader, err_writer = os.pipe()
-    in_reader, in_writer = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), None
-    if request.stdin is not None or request.stdin_open:
-        os.close(in_reader)
-        in_reader, in_writer = os.pipe()
-        os.set_blocking(in_writer, False)
-    outputs: dict[Stream, int] = {"stdout": out_reader, "stderr": err_reader}
-    return Streams((in_reader, out_writer, err_writer), in_writer, outputs)
-
-
-def set_size(terminal: int, rows: int, cols: int) -> None:
-    """Set a terminal's size in characters."""
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 def process_name(pid: int) -> str | None:
@@ -99,11 +43,6 @@ def process_name(pid: int) -> str | None:
         return None
     name, _, rest = stat.partition(b"(")[2].rpartition(b")")
     return None if rest.split()[0] in (b"Z", b"X") else name.decode("utf-8", "replace")
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _group_of(pid: int) -> int:
@@ -136,9 +75,7 @@ class FakeExec:
         if request.status_pipe:
             self._spools["status"] = Spool("status", _STATUS_BYTES)
         self._readers: dict[int, Spool] = {}
-        self._stdin: int | None = None
-        self._stdin_lock = asyncio.Lock()
-        self._feeding: asyncio.Task[None] | None = None
+        self._stdin: Stdin | None = None
         self._status: socket.socket | None = None
         self._leader: int | None = None
         self._supervisor: int | None = None
@@ -174,7 +111,7 @@ class FakeExec:
         Returns None once it runs, else the stage that failed and its errno.
         """
         self._status = status
-        self._stdin = streams.stdin
+        self._stdin = None if streams.stdin is None else Stdin(streams.stdin, self._gone)
         for name, fd in streams.outputs.items():
             self._readers[fd] = self._spools[name]
             self._loop.add_reader(fd, self._drain, fd)
@@ -186,14 +123,8 @@ class FakeExec:
         if failure is not None:
             self._close()
         elif self._request.stdin is not None and self._stdin is not None:
-            self._feeding = self._loop.create_task(self._feed(self._request.stdin))
+            self._stdin.feed(self._request.stdin, close=not self._request.stdin_open)
         return failure
-
-    async def _feed(self, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            await self._write(data)
-        if not self._request.stdin_open:
-            self._close_stdin()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(coroutine)
@@ -382,51 +313,22 @@ class FakeExec:
         """See `RunningExec.write_stdin`."""
         if not (self._request.stdin_open or self._request.pty):
             raise InvalidRequestError("stdin is closed: the request did not ask to keep it open")
-        if self._feeding is not None:  # what the request gave goes first
-            await asyncio.shield(self._feeding)
-        await self._write(data)
-
-    async def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        async with self._stdin_lock:
-            while view:
-                fd = self._stdin
-                if fd is None:
-                    raise BrokenPipeError("stdin has been closed")
-                try:
-                    view = view[os.write(fd, view) :]
-                except BlockingIOError:
-                    await self._writable(fd)
-                except OSError as error:
-                    raise BrokenPipeError("nobody reads stdin") from error
-
-    async def _writable(self, fd: int) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_writer(fd, _resolve, ready)
-        ended = self._loop.create_task(self._gone.wait())
-        try:
-            await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-            if self._stdin == fd:
-                self._loop.remove_writer(fd)
+        if self._stdin is None:
+            raise BrokenPipeError("stdin has been closed")
+        await self._stdin.write(data)
 
     async def close_stdin(self) -> None:
         """See `RunningExec.close_stdin`."""
-        if self._request.pty is not None and self._stdin is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._stdin, b"\x04")
+        if self._stdin is None:
             return
-        if self._feeding is not None:
-            await asyncio.shield(self._feeding)
-        async with self._stdin_lock:
-            self._close_stdin()
+        if self._request.pty is not None:
+            self._stdin.say_end()
+        else:
+            await self._stdin.close()
 
     def _close_stdin(self) -> None:
-        fd, self._stdin = self._stdin, None
-        if fd is not None:
-            self._loop.remove_writer(fd)
-            os.close(fd)
+        if self._stdin is not None:
+            self._stdin.close_now()
 
     def processes(self) -> tuple[ProcessInfo, ...]:
         """All live processes that the command started, itself included."""
@@ -463,7 +365,7 @@ class FakeExec:
         if self._request.pty is None:
             raise InvalidRequestError("the command has no terminal to resize")
         if self._stdin is not None:
-            set_size(self._stdin, rows, cols)
+            self._stdin.resize(rows, cols)
 
     async def aclose(self) -> None:
         """Kill what is left and give back every descriptor."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import math
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,22 +19,15 @@ from coldframe.host.roottree import closing
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
-    ArgumentsTooLongError,
     CapabilityError,
     ConflictError,
     CreateError,
     InvalidRequestError,
-    NotExecutedError,
     PortUnreachableError,
-    ProgramNotExecutableError,
-    ProgramNotFoundError,
     SandboxGoneError,
-    ShellNotFoundError,
-    UserNotFoundError,
     WorkdirNotFoundError,
 )
 from coldframe.protocol.models import (
-    Argument,
     ExecRequest,
     FileChanges,
     GuardReport,
@@ -47,58 +37,17 @@ from coldframe.protocol.models import (
     SandboxSpec,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
-from coldframe.protocol.text import encoded
-from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import FileAccess, Gone
-from coldframe.runtimes.fake_exec import FakeExec, open_streams
+from coldframe.runtimes.fake_exec import FakeExec
+from coldframe.runtimes.fake_request import Planner
+from coldframe.runtimes.fake_streams import open_streams
 from coldframe.runtimes.file_changes import look
 from coldframe.runtimes.file_marks import MarksInMemory, changes
 
 if TYPE_CHECKING:
     from coldframe.runtimes.fake import FakeRuntime
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PASSWD = b"root:x:0:0:root:/root:/bin/sh\n"
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A request with everything filled in, and what the kernel needs to run it."""
-
-    request: ExecRequest
-    argv: list[bytes]
-    env: dict[bytes, bytes]
-    paths: list[bytes]
-    """Host paths to try, in order."""
-    cwd: bytes
-
-
-def _encode(argument: Argument, what: str) -> bytes:
-    raw = encoded(argument, what)
-    if b"\0" in raw:
-        raise InvalidRequestError(f"{what} holds a NUL byte: {raw[:80]!r}")
-    return raw
-
-
-def _merge_env(
-    image: Image, spec: SandboxSpec, request: ExecRequest, home: str
-) -> dict[bytes, bytes]:
-    merged: dict[bytes, bytes] = {b"PATH": DEFAULT_PATH.encode(), b"HOME": home.encode()}
-    layers: tuple[Mapping[str, str] | Mapping[Argument, Argument | None], ...] = (
-        dict(image.config.env),
-        spec.env,
-        request.env,
-    )
-    for layer in layers:
-        for key, value in layer.items():
-            name = _encode(key, "an environment name")
-            if not name or b"=" in name:
-                raise InvalidRequestError(f"environment name {key!r} is empty or holds '='")
-            if value is None:
-                merged.pop(name, None)
-            else:
-                merged[name] = _encode(value, f"the value of {key!r}")
-    return merged
 
 
 def require_no_egress(policy: NetworkPolicy) -> None:
@@ -115,9 +64,8 @@ class FakeSandbox:
     def __init__(self, runtime: FakeRuntime, sandbox_id: str, spec: SandboxSpec, image: Image):
         self._runtime = runtime
         self._id = sandbox_id
-        self._spec = spec
-        self._image = image
         self.directory = runtime.base / sandbox_id
+        self._planner = Planner(self.directory, image, spec)
         self._files: RootFiles | None = None
         self._execs: set[FakeExec] = set()
         self._end: asyncio.Task[None] | None = None
@@ -148,7 +96,7 @@ class FakeSandbox:
             (root / name).mkdir()
             (root / name).chmod(mode)
         (root / "etc/passwd").write_bytes(_PASSWD)
-        workdir = self._workdir().lstrip("/")
+        workdir = self._planner.workdir.lstrip("/")
         if ".." in Path(workdir).parts:
             raise InvalidRequestError(f"workdir {workdir!r} holds '..'")
         (root / workdir).mkdir(parents=True, exist_ok=True)
@@ -160,15 +108,12 @@ class FakeSandbox:
         with closing(os.open(self.directory, DIRECTORY)) as tree:
             self._as_created = look(tree, (), b"", Patience(math.inf), 0).index
 
-    def _workdir(self) -> str:
-        return self._spec.workdir or self._image.config.workdir or "/"
-
     # --- exec -------------------------------------------------------------------------
 
     async def start_exec(self, request: ExecRequest, operation_id: str) -> FakeExec:
         """See `SandboxHandle.start_exec`."""
         self._require_alive()
-        plan = self._plan(request)
+        plan = self._planner.plan(request)
         cwd = self._open_cwd(plan.cwd)
         try:
             running = FakeExec(plan.request, operation_id, self._id, ended=self._execs.discard)
@@ -189,51 +134,8 @@ class FakeSandbox:
             os.close(cwd)
         failure = await running.begin(status, streams)
         if failure is not None:
-            raise self._failure(plan, *failure)
+            raise self._planner.error(plan, *failure)
         return running
-
-    def _plan(self, request: ExecRequest) -> _Plan:
-        self._check_user(request)
-        env = _merge_env(self._image, self._spec, request, str(self.directory / "root"))
-        if request.command is not None:
-            argv = [os.fsencode(request.shell), b"-c", _encode(request.command, "the command")]
-        else:
-            argv = [_encode(argument, "an argument") for argument in request.argv or ()]
-        cwd = _encode(request.cwd if request.cwd is not None else self._workdir(), "cwd")
-        if not cwd.startswith(b"/"):
-            raise InvalidRequestError(f"cwd {request.cwd!r} is not absolute")
-        normalised = request.model_copy(
-            update={
-                "cwd": os.fsdecode(cwd),
-                "env": {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()},
-                "user": request.user if request.user is not None else self._spec.user or "root",
-            }
-        )
-        return _Plan(normalised, argv, env, self._candidates(argv[0], env), cwd)
-
-    def _check_user(self, request: ExecRequest) -> None:
-        """Users are looked up like anywhere else, but only our own can be had."""
-        user = request.user if request.user is not None else self._spec.user
-        name = str(user if user is not None else "root").partition(":")[0]
-        if name in {"root", "0"}:
-            return
-        passwd = (self.directory / "etc/passwd").read_text(errors="replace").splitlines()
-        known = [line.split(":") for line in passwd if line.count(":") >= 3]
-        if not name.isdigit() and all(fields[0] != name for fields in known):
-            raise UserNotFoundError(f"user {name!r} is not in the sandbox's /etc/passwd")
-        raise CapabilityError(
-            f"the fake runtime runs commands as its own user only, not as {name!r}; "
-            "use the native runtime"
-        )
-
-    def _candidates(self, program: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
-        root = os.fsencode(self.directory)
-        if b"/" not in program:
-            directories = [entry for entry in env.get(b"PATH", b"").split(b":") if entry]
-            return [os.path.join(entry, program) for entry in directories]  # noqa: PTH118 (bytes)
-        if program.startswith(b"/"):
-            return [root + program, program]
-        return [program]
 
     def _open_cwd(self, cwd: bytes) -> int:
         try:
@@ -243,24 +145,6 @@ class FakeSandbox:
             raise WorkdirNotFoundError(
                 f"working directory {os.fsdecode(cwd)!r}: {os.strerror(error.errno or 0)}"
             ) from error
-
-    def _failure(self, plan: _Plan, stage: int, number: int) -> NotExecutedError:
-        program = os.fsdecode(plan.argv[0])[:200]
-        text = os.strerror(number)
-        if stage == fake_zygote.STAGE_CWD:
-            return WorkdirNotFoundError(f"working directory {plan.request.cwd!r}: {text}")
-        if number == errno.E2BIG:
-            return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
-        if number in (errno.ENOENT, errno.ENOTDIR) and not self._has_program(plan):
-            if plan.request.command is not None:
-                return ShellNotFoundError(f"no shell {program!r} in the sandbox; pass argv instead")
-            return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
-        return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
-
-    def _has_program(self, plan: _Plan) -> bool:
-        """Whether any of the paths that were tried is there; relative ones lie below cwd."""
-        below = self.directory / os.fsdecode(plan.cwd).lstrip("/")
-        return any((below / os.fsdecode(path)).exists() for path in plan.paths)
 
     # --- processes, ports -------------------------------------------------------------
 

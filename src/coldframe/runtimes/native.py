@@ -35,7 +35,6 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import Capabilities, SandboxSpec
 from coldframe.runtimes import native_takeover
-from coldframe.runtimes.base import Found, Notes, NothingFoundError
 from coldframe.runtimes.native_ground import Ground
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_maker import Maker
@@ -43,6 +42,7 @@ from coldframe.runtimes.native_resume import Resumption
 from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
 from coldframe.runtimes.native_spawners import Spawners
 from coldframe.runtimes.native_takeover import Left
+from coldframe.runtimes.outliving import Found, Notes, NothingFoundError
 
 _LEAK_GRACE_S = 3.0
 _LEAK_POLL_S = 0.02

@@ -28,7 +28,7 @@ from coldframe.host.workers import Worker
 from coldframe.images.base import Image
 from coldframe.protocol import wire
 from coldframe.protocol.models import ExecRequest, SandboxSpec
-from coldframe.runtimes.base import Notes
+from coldframe.runtimes.outliving import Notes
 
 NODE, IDS = "node", "ids."
 _MOST_BYTES = 64 << 10

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from coldframe.host.spawner import Spawner
 from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes import native_takeover
-from coldframe.runtimes.base import Found, FoundExec, FoundSandbox
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_ground import Ground
@@ -17,6 +16,7 @@ from coldframe.runtimes.native_maker import Maker
 from coldframe.runtimes.native_request import Planner
 from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
 from coldframe.runtimes.native_takeover import Left, LeftExec, LeftSandbox
+from coldframe.runtimes.outliving import Found, FoundExec, FoundSandbox
 
 
 class Resumption:

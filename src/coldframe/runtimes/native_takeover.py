@@ -17,7 +17,7 @@ from coldframe.host.spawner import STDIN, Created, Kept, Spawner, SpawnerFault, 
 from coldframe.host.wire import GoneCause, KeptState
 from coldframe.host.workers import Worker
 from coldframe.protocol.errors import SpawnerLostError
-from coldframe.runtimes.base import FoundExec, Gone, NothingFoundError
+from coldframe.runtimes.base import Gone
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_keeping import (
     IDS,
@@ -29,6 +29,7 @@ from coldframe.runtimes.native_keeping import (
     unpacked,
 )
 from coldframe.runtimes.native_request import Plan
+from coldframe.runtimes.outliving import FoundExec, NothingFoundError
 
 _AT_ONCE = 64
 _EXEC = exec_name(0).rstrip("0")
