@@ -13,14 +13,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from pydantic import BaseModel
-
 from coldframe.client._calls import call
-from coldframe.client._http import Address, Answer, Headers, Http, Reviver
+from coldframe.client._http import Address, Http, Reviver
 from coldframe.client._presence import Presence
+from coldframe.client._remote_execs import MARGIN_S, POLL_S, RemoteExecs, sandbox_path
 from coldframe.client._remote_files import RemoteFiles
 from coldframe.client._remote_sessions import RemoteSessions
 from coldframe.protocol import wire
@@ -35,20 +34,15 @@ from coldframe.protocol.models import (
     DiskExtension,
     EventKind,
     EventPage,
-    ExecRequest,
-    ExecResult,
     FileChanges,
     Fingerprint,
     GuardReport,
     GuardRequest,
     Ledger,
-    OutputChunk,
     PortUrl,
     ProcessInfo,
     SandboxInfo,
     SandboxSpec,
-    SignalScope,
-    Stream,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
 
@@ -57,11 +51,6 @@ if TYPE_CHECKING:
 
     from coldframe.client._link import BuiltImage
 
-M = TypeVar("M", bound=BaseModel)
-
-_POLL_S = 30.0
-_MARGIN_S = 30.0
-"""How much longer than its poll an answer may take before its connection counts as lost."""
 _VERSION = (wire.VERSION_HEADER, ", ".join(map(str, wire.SPOKEN_VERSIONS)))
 _JOIN_S = 10.0
 _CREATE_S = 120.0
@@ -75,11 +64,12 @@ class RemoteCloseReport:
     failures: tuple[str, ...] = ()
 
 
-class RemoteNode:
+class RemoteNode(RemoteExecs):
     """See `NodeLink`. Every method also raises ServiceUnreachableError, and errors of keys."""
 
     def __init__(self, http: Http, capabilities: Capabilities) -> None:
-        self._http, self._capabilities = http, capabilities
+        super().__init__(http)
+        self._capabilities = capabilities
         self._made: set[str] = set()
         self._undeleted: set[str] = set()
         """Of those that were made by it, what could not be deleted."""
@@ -164,11 +154,11 @@ class RemoteNode:
         *,
         kind: EventKind = EventKind.STATE,
     ) -> EventPage:
-        wait_s = _POLL_S if wait else 0.0
+        wait_s = POLL_S if wait else 0.0
         target = f"/v1/events?kind={kind}&limit={min(limit, 1000)}&wait_s={wait_s:g}"
         while True:
             asked = target if cursor is None else f"{target}&cursor={quote(cursor, safe='')}"
-            answer = await self._call("GET", asked, within_s=wait_s + _MARGIN_S)
+            answer = await self._call("GET", asked, within_s=wait_s + MARGIN_S)
             page = wire.load(EventPage, answer.body)
             if page.events or not wait or cursor is None:
                 return page
@@ -210,7 +200,7 @@ class RemoteNode:
             await self.delete((await making).id)
 
     async def get(self, id_or_name: str, /) -> SandboxInfo:
-        return await self._get(SandboxInfo, _sandbox(id_or_name))
+        return await self._get(SandboxInfo, sandbox_path(id_or_name))
 
     async def list(self, labels: Mapping[str, str] | None = None, /) -> tuple[SandboxInfo, ...]:
         query: list[tuple[str, str]] = [("limit", "1000")]
@@ -230,7 +220,7 @@ class RemoteNode:
 
     async def delete(self, sandbox_id: str, /) -> SandboxInfo:
         try:
-            answer = await self._call("DELETE", _sandbox(sandbox_id))
+            answer = await self._call("DELETE", sandbox_path(sandbox_id))
         except ColdframeError as error:
             if sandbox_id in self._made and not isinstance(error, SandboxNotFoundError):
                 self._undeleted.add(sandbox_id)
@@ -244,155 +234,75 @@ class RemoteNode:
     async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo:
         ttl = ttl_s if ttl_s is None or math.isfinite(ttl_s) else -1.0
         body = json.dumps({"ttl_s": ttl}).encode()
-        answer = await self._call("PUT", f"{_sandbox(sandbox_id)}/lease", body)
+        answer = await self._call("PUT", f"{sandbox_path(sandbox_id)}/lease", body)
         return wire.load(SandboxInfo, answer.body)
 
     async def set_network(
         self, sandbox_id: str, policy: NetworkPolicy, /, *, expected_version: int | None = None
     ) -> SandboxInfo:
         query = "" if expected_version is None else f"?expected_version={expected_version}"
-        target = f"{_sandbox(sandbox_id)}/network{query}"
+        target = f"{sandbox_path(sandbox_id)}/network{query}"
         answer = await self._call("PUT", target, wire.dump(policy, secrets=True))
         return wire.load(SandboxInfo, answer.body)
 
     async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents:
-        target = f"{_sandbox(sandbox_id)}/egress?cursor={cursor}&limit={min(limit, 10_000)}"
+        target = f"{sandbox_path(sandbox_id)}/egress?cursor={cursor}&limit={min(limit, 10_000)}"
         return await self._get(EgressEvents, target)
 
     async def extend_disk(self, sandbox_id: str, extension: DiskExtension, /) -> None:
-        await self._call("PUT", f"{_sandbox(sandbox_id)}/disk", wire.dump(extension))
+        await self._call("PUT", f"{sandbox_path(sandbox_id)}/disk", wire.dump(extension))
 
     async def guard(self, sandbox_id: str, request: GuardRequest, /) -> None:
-        await self._call("PUT", f"{_sandbox(sandbox_id)}/guard", wire.dump(request))
+        await self._call("PUT", f"{sandbox_path(sandbox_id)}/guard", wire.dump(request))
 
     async def guard_report(self, sandbox_id: str, /) -> GuardReport:
-        answer = await self._call("POST", f"{_sandbox(sandbox_id)}/guard/report")
+        answer = await self._call("POST", f"{sandbox_path(sandbox_id)}/guard/report")
         return wire.load(GuardReport, answer.body)
 
     async def unguard(self, sandbox_id: str, /) -> None:
-        await self._call("DELETE", f"{_sandbox(sandbox_id)}/guard")
+        await self._call("DELETE", f"{sandbox_path(sandbox_id)}/guard")
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint:
-        return await self._get(Fingerprint, f"{_sandbox(sandbox_id)}/fingerprint")
+        return await self._get(Fingerprint, f"{sandbox_path(sandbox_id)}/fingerprint")
 
     async def changes(self, sandbox_id: str, since: str | None, limit: int, /) -> FileChanges:
         query = f"limit={limit}" + ("" if since is None else f"&since={quote(since)}")
-        return await self._get(FileChanges, f"{_sandbox(sandbox_id)}/changes?{query}")
+        return await self._get(FileChanges, f"{sandbox_path(sandbox_id)}/changes?{query}")
 
     async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]:
-        answer = await self._call("GET", f"{_sandbox(sandbox_id)}/processes")
+        answer = await self._call("GET", f"{sandbox_path(sandbox_id)}/processes")
         return wire.load_all(ProcessInfo, answer.body)
 
     async def kill_processes(
         self, sandbox_id: str, operation_id: str | None = None, /
     ) -> tuple[ProcessInfo, ...]:
         query = "" if operation_id is None else f"?operation_id={quote(operation_id)}"
-        answer = await self._call("DELETE", f"{_sandbox(sandbox_id)}/processes{query}")
+        answer = await self._call("DELETE", f"{sandbox_path(sandbox_id)}/processes{query}")
         return wire.load_all(ProcessInfo, answer.body)
 
     async def listening_ports(self, sandbox_id: str, /) -> tuple[int, ...]:
-        answer = await self._call("GET", f"{_sandbox(sandbox_id)}/ports")
+        answer = await self._call("GET", f"{sandbox_path(sandbox_id)}/ports")
         return tuple(json.loads(answer.body))
 
-    # --- commands ---------------------------------------------------------------------
-
-    async def exec(self, sandbox_id: str, request: ExecRequest, /) -> ExecResult:
-        request = _identified(request)
-        answer = await self._submit(sandbox_id, request, _POLL_S)
-        if answer.status == 202:
-            assert request.operation_id is not None
-            return await self.wait_exec(request.operation_id)
-        return wire.load(ExecResult, answer.body)
-
-    async def start_exec(self, sandbox_id: str, request: ExecRequest, /) -> str:
-        request = _identified(request)
-        assert request.operation_id is not None
-        while not json.loads((await self._submit(sandbox_id, request, 0.0)).body)["started"]:
-            pass
-        return request.operation_id
-
-    async def _submit(self, sandbox_id: str, request: ExecRequest, wait_s: float) -> Answer:
-        target = f"{_sandbox(sandbox_id)}/execs?wait_s={wait_s:g}"
-        body = wire.dump(request)
-        return await self._call("POST", target, body, within_s=_POLL_S + _MARGIN_S)
-
-    async def wait_exec(self, operation_id: str, /) -> ExecResult:
-        while True:
-            answer = await self._poll(operation_id, _POLL_S)
-            if answer.status == 200:
-                return wire.load(ExecResult, answer.body)
-
-    async def poll_exec(self, operation_id: str, /) -> ExecResult | None:
-        answer = await self._poll(operation_id, 0.0)
-        return wire.load(ExecResult, answer.body) if answer.status == 200 else None
-
-    async def _poll(self, operation_id: str, wait_s: float) -> Answer:
-        target = f"{_exec(operation_id)}?wait_s={wait_s:g}"
-        return await self._call("GET", target, within_s=wait_s + _MARGIN_S)
-
-    async def read_output(
-        self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool, /
-    ) -> OutputChunk:
-        wait_s = _POLL_S if wait else 0.0
-        most = min(max_bytes, 1 << 24)
-        target = (
-            f"{_exec(operation_id)}/output/{stream}"
-            f"?cursor={cursor}&max_bytes={most}&wait_s={wait_s:g}"
-        )
-        while True:
-            answer = await self._call("GET", target, within_s=_POLL_S + _MARGIN_S)
-            chunk = wire.read_chunk(stream, answer.headers, answer.body)
-            if not wait or chunk.data or chunk.eof or chunk.dropped_bytes:
-                return chunk
-
-    async def write_stdin(self, operation_id: str, data: bytes, /) -> None:
-        # How much of it was written when a connection is lost is not known: never sent again.
-        await self._call("POST", f"{_exec(operation_id)}/stdin", data, replay=False)
-
-    async def close_stdin(self, operation_id: str, /) -> None:
-        await self._call("POST", f"{_exec(operation_id)}/stdin?close=true")
-
-    async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int:
-        body = json.dumps({"signal": signum, "scope": scope}).encode()
-        answer = await self._call("POST", f"{_exec(operation_id)}/signal", body, replay=False)
-        return int(json.loads(answer.body)["reached"])
-
-    async def cancel_exec(self, operation_id: str, /) -> None:
-        target = f"{_exec(operation_id)}/cancel?wait_s={_POLL_S:g}"
-        while (await self._call("POST", target, within_s=2 * _POLL_S + _MARGIN_S)).status == 202:
-            pass
-
-    async def resize(self, operation_id: str, rows: int, cols: int, /) -> None:
-        body = json.dumps({"rows": rows, "cols": cols}).encode()
-        await self._call("PUT", f"{_exec(operation_id)}/terminal", body)
-
-    async def mark(self, operation_id: str, /) -> tuple[int, int]:
-        answer = await self._call("POST", f"{_exec(operation_id)}/mark")
-        totals = json.loads(answer.body)
-        return totals["stdout"], totals["stderr"]
-
-    async def forget(self, operation_id: str, /) -> None:
-        await self._call("DELETE", f"{_exec(operation_id)}/output")
+    # --- streams ----------------------------------------------------------------------
 
     def sessions(self) -> RemoteSessions:
         return RemoteSessions(self._call)
 
-    # --- streams ----------------------------------------------------------------------
-
     def files(self, sandbox_id: str, /) -> RemoteFiles:
-        return RemoteFiles(self._http, self._call, _sandbox(sandbox_id))
+        return RemoteFiles(self._http, self._call, sandbox_path(sandbox_id))
 
     async def connect(
         self, sandbox_id: str, port: int, /
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         from coldframe.client._tunnel import tunnel
 
-        target = f"{_sandbox(sandbox_id)}/ports/{port}/stream"
+        target = f"{sandbox_path(sandbox_id)}/ports/{port}/stream"
         return await tunnel(self._http, target, self._relays)
 
     async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl:
         body = json.dumps({"ttl_s": float(ttl_s)}).encode()
-        target = f"{_sandbox(sandbox_id)}/ports/{port}/url"
+        target = f"{sandbox_path(sandbox_id)}/ports/{port}/url"
         told = json.loads((await self._call("POST", target, body)).body)
         where = self._http.address
         origin = told["origin"] if where.unix is not None else str(where)
@@ -426,43 +336,3 @@ class RemoteNode:
         if head.status >= 400:
             raise wire.read_error(body, head.status)
         return Built(json.loads(body)["digest"])
-
-    # --- requests ---------------------------------------------------------------------
-
-    async def _get(self, kind: type[M], target: str) -> M:
-        return wire.load(kind, (await self._call("GET", target)).body)
-
-    async def _call(
-        self,
-        method: str,
-        target: str,
-        body: bytes = b"",
-        headers: Headers = (),
-        *,
-        replay: bool = True,
-        within_s: float | None = None,
-    ) -> Answer:
-        return await call(
-            self._http,
-            method,
-            target,
-            body,
-            headers,
-            replay=replay,
-            within_s=within_s,
-            known=True,
-        )
-
-
-def _identified(request: ExecRequest) -> ExecRequest:
-    if request.operation_id is not None:
-        return request
-    return request.model_copy(update={"operation_id": new_operation_id()})
-
-
-def _sandbox(sandbox_id: str) -> str:
-    return f"/v1/sandboxes/{quote(sandbox_id, safe='')}"
-
-
-def _exec(operation_id: str) -> str:
-    return f"/v1/execs/{quote(operation_id, safe='')}"
