@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import contextlib
+from collections.abc import Awaitable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
+from weakref import WeakSet
 
 from fastapi import Header, Path, Query, WebSocket, status
 from pydantic import BaseModel
@@ -61,26 +62,23 @@ class Polls:
     """Requests that wait; a stop lets all of them answer at once."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Timeout] = set()
+        self._waiting: WeakSet[asyncio.Timeout] = WeakSet()
         self.stopped = False
         """Whether nobody is to wait any more."""
 
-    @asynccontextmanager
-    async def bound(self, seconds: float) -> AsyncIterator[None]:
+    def bound(self, seconds: float) -> asyncio.Timeout:
         """Raise TimeoutError in a block that takes longer, or when the service stops."""
-        async with asyncio.timeout(0 if self.stopped else seconds) as timeout:
-            self._waiting.add(timeout)
-            try:
-                yield
-            finally:
-                self._waiting.discard(timeout)
+        timeout = asyncio.timeout(0 if self.stopped else seconds)
+        self._waiting.add(timeout)
+        return timeout
 
     def stop(self) -> None:
         """Let everybody answer now, and nobody wait any more."""
         self.stopped = True
         now = asyncio.get_running_loop().time()
-        for timeout in self._waiting:
-            timeout.reschedule(now)
+        for timeout in list(self._waiting):
+            with contextlib.suppress(RuntimeError):  # its block has ended
+                timeout.reschedule(now)
 
 
 @dataclass

@@ -37,7 +37,7 @@ from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 _BACKLOG = 1024
-_UNSENT_BYTES = 1 << 18
+_UNSENT_BYTES = 1 << 19
 """What the kernel takes of an answer before the client has room for it; else up to 4 MiB for each
 client that does not read, all of which has to be worked out first."""
 _LOOK_S = 0.05
