@@ -9,18 +9,14 @@ import argparse
 import asyncio
 import contextlib
 import os
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks._cpu import cpu_time, each_us
 from benchmarks._measure import Baseline, baseline, percentile, report, say, summary
+from benchmarks._serving import Service, serving
 from coldframe import AsyncSandbox, AsyncSandboxClient
 from coldframe.node.settings import NodeSettings
 
@@ -28,62 +24,10 @@ TRUE = ["/bin/true"]
 MIB = 1 << 20
 _PIECE = bytes(MIB)
 _AROUND, _WARM = 200, 5
+_IN_FLIGHT = 16
 _KEPT_RESULTS = NodeSettings().result_count
 _PAUSE_S = 0.005
 """Between two of the baseline: seldom enough to cost the measured commands next to nothing."""
-
-
-@dataclass
-class Service:
-    """`coldframe serve`, a process of its own."""
-
-    unix: str
-    tcp: str
-    pid: int
-
-    def memory_mib(self) -> float:
-        """Its resident memory in MiB."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no VmRSS")
-
-    def peak_mib(self) -> float:
-        """Its largest resident memory since `reset_peak`."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no VmHWM")
-
-    def reset_peak(self) -> None:
-        """Begin anew with the largest."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
-
-    def descriptors(self) -> int:
-        """How many it has open."""
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
-
-
-@contextmanager
-def serving() -> Iterator[Service]:
-    """A service on this machine's home, on both kinds of sockets."""
-    with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
-        command = [sys.executable, "-m", "coldframe.cli.main", "serve"]
-        command += ["--unix", f"{scratch}/n.sock", "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            urls: dict[str, str] = {}
-            assert process.stdout is not None
-            while len(urls) < 2:
-                line = process.stdout.readline()
-                assert line, "the service ended"
-                if line.startswith("serving "):
-                    url = line.split()[1]
-                    urls[url.partition(":")[0]] = url
-            yield Service(urls["unix"], urls["http"], process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(120)
 
 
 async def measure_execs(
@@ -113,6 +57,8 @@ class InFlight:
     """Median of the baseline, taken between them while they were in flight."""
     idle: float
     """Median of the baseline, taken right before and right after."""
+    cpu_us: dict[str, float]
+    """Processor time of each by part; none where there is no service."""
 
     def figures(self, way: str) -> dict[str, object]:
         """Under the names that the last line has."""
@@ -127,9 +73,10 @@ class InFlight:
 
 
 async def measure_in_flight(
-    sandbox: AsyncSandbox, base: Baseline, n: int, at_once: int = 16
+    sandbox: AsyncSandbox, base: Baseline, n: int, service: Service | None = None
 ) -> InFlight:
-    """Take commands with so many in flight, the baseline among them and around them."""
+    """Take commands with 16 in flight, the baseline among them and around them."""
+    at_once = _IN_FLIGHT
     taken: list[float] = []
     interleaved: list[float] = []
     idle = await base.take(_AROUND)
@@ -147,12 +94,14 @@ async def measure_in_flight(
 
     await asyncio.gather(*(worker(_WARM) for _ in range(at_once)))
     taken.clear()
+    before = cpu_time(service.pid) if service else {}
     between = asyncio.ensure_future(baseline_between())
     await asyncio.gather(*(worker(n // at_once) for _ in range(at_once)))
     between.cancel()
+    cpu_us = each_us(before, cpu_time(service.pid), len(taken)) if service else {}
     await asyncio.gather(between, return_exceptions=True)
     idle += await base.take(_AROUND)
-    return InFlight(taken, percentile(interleaved, 0.5), percentile(idle, 0.5))
+    return InFlight(taken, percentile(interleaved, 0.5), percentile(idle, 0.5), cpu_us)
 
 
 async def measure_rate(
@@ -303,7 +252,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             taken = await measure_execs(sandboxes, base, args.n)
             host = base.p50
             say("exec, 16 in flight")
-            flying = await measure_in_flight(sandboxes["http"], base, args.n * 4)
+            flying = await measure_in_flight(sandboxes["http"], base, args.n * 4, service)
             own = await measure_in_flight(sandboxes["process"], base, args.n * 4)
             result: dict[str, object] = {
                 "host_ms": summary(base.seconds),
@@ -312,6 +261,10 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
                 "socket_exec_ratio": round(percentile(taken["socket"], 0.5) / host, 3),
                 "exec_ratio": round(percentile(taken["http"], 0.5) / host, 3),
                 **flying.figures(""),
+                "exec_cpu_us_16": flying.cpu_us,
+                "exec_mean_16_bound_ms": round(
+                    _IN_FLIGHT * flying.cpu_us["all"] / len(os.sched_getaffinity(0)) / 1e3, 2
+                ),
                 **own.figures("process_"),
             }
             say("transfer")

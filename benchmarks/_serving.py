@@ -1,0 +1,65 @@
+"""A service of this machine, to be measured."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Service:
+    """`coldframe serve`, a process of its own."""
+
+    unix: str
+    tcp: str
+    pid: int
+
+    def memory_mib(self) -> float:
+        """Its resident memory in MiB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmRSS")
+
+    def peak_mib(self) -> float:
+        """Its largest resident memory since `reset_peak`."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmHWM")
+
+    def reset_peak(self) -> None:
+        """Begin anew with the largest."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def descriptors(self) -> int:
+        """How many it has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+
+@contextmanager
+def serving() -> Iterator[Service]:
+    """A service on this machine's home, on both kinds of sockets."""
+    with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
+        command = [sys.executable, "-m", "coldframe.cli.main", "serve"]
+        command += ["--unix", f"{scratch}/n.sock", "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            urls: dict[str, str] = {}
+            assert process.stdout is not None
+            while len(urls) < 2:
+                line = process.stdout.readline()
+                assert line, "the service ended"
+                if line.startswith("serving "):
+                    url = line.split()[1]
+                    urls[url.partition(":")[0]] = url
+            yield Service(urls["unix"], urls["http"], process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
