@@ -45,6 +45,22 @@ class Asked:
     """What the conversation is, if whoever calls says it."""
 
 
+def asked_of(body: Json, chat: Json, conversation: frozenset[str]) -> Asked:
+    """Return a request, with everything beside its conversation as parameters.
+
+    Args:
+        chat: the request as chat completions have it.
+        conversation: names of what is no parameter.
+    """
+    return Asked(
+        body=chat,
+        model=body.get("model"),
+        stream=bool(body.get("stream")),
+        original=body,
+        parameters={name: value for name, value in body.items() if name not in conversation},
+    )
+
+
 class Dialect(Protocol):
     """One API. Keeps nothing between calls."""
 

@@ -9,6 +9,7 @@ from coldframe.inference.dialects.base import (
     Asked,
     Json,
     RefusedError,
+    asked_of,
     event,
     openai_error,
     pieces,
@@ -31,13 +32,8 @@ class Chat:
             raise RefusedError(400, "messages is no list of objects with something in it")
         if body.get("n") not in (None, 1):
             raise RefusedError(400, "n: one answer per call; ask again for another")
-        return Asked(
-            body={name: value for name, value in body.items() if name not in _STREAMING},
-            model=body.get("model"),
-            stream=bool(body.get("stream")),
-            original=body,
-            parameters={k: v for k, v in body.items() if k not in _CONVERSATION},
-        )
+        chat = {name: value for name, value in body.items() if name not in _STREAMING}
+        return asked_of(body, chat, _CONVERSATION)
 
     def answer(self, answer: Json, asked: Asked) -> Json:
         """Return the answer without what only the record was to have."""

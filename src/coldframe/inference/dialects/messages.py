@@ -11,6 +11,7 @@ from coldframe.inference.dialects.base import (
     Asked,
     Json,
     RefusedError,
+    asked_of,
     event,
     pieces,
     reported,
@@ -21,10 +22,8 @@ from coldframe.inference.dialects.base import (
 _PASSED = ("max_tokens", "temperature", "top_p", "top_k")
 _NOTED = ("metadata", "thinking", "service_tier", "context_management", "output_config", "betas")
 """About the provider's service, not about what is to be sampled; kept in the record."""
-_KNOWN = frozenset(
-    {*_PASSED, *_NOTED, "model", "messages", "system", "tools", "tool_choice", "stop_sequences"}
-    | {"stream", "cache_control"}
-)
+_CONVERSATION = frozenset({"messages", "system", "tools", "model", "stream"})
+_KNOWN = _CONVERSATION | {*_PASSED, *_NOTED, "tool_choice", "stop_sequences", "cache_control"}
 _REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _UNPARSED = "_arguments"
 """Holds arguments of a tool call that are no JSON object, which is all that this API can show."""
@@ -50,14 +49,7 @@ class Messages:
         if body.get("tools"):
             chat["tools"] = [_tool(one) for one in wanted(body["tools"], list, "tools")]
         chat |= _choice(body.get("tool_choice"))
-        conversation = {"messages", "system", "tools", "model", "stream"}
-        return Asked(
-            body=chat,
-            model=body.get("model"),
-            stream=bool(body.get("stream")),
-            original=body,
-            parameters={k: v for k, v in body.items() if k not in conversation},
-        )
+        return asked_of(body, chat, _CONVERSATION)
 
     def answer(self, answer: Json, asked: Asked) -> Json:
         choice = answer["choices"][0]

@@ -9,6 +9,7 @@ from coldframe.inference.dialects.base import (
     Asked,
     Json,
     RefusedError,
+    asked_of,
     event,
     openai_error,
     pieces,
@@ -28,8 +29,8 @@ _NOTED = frozenset(
     | {"prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
 )
 """About the provider's service, not about what is to be sampled; kept in the record."""
-_KNOWN = _NOTED | {*_PASSED, "model", "input", "instructions", "tools", "tool_choice"}
-_KNOWN |= {"text", "reasoning", "stream"}
+_CONVERSATION = frozenset({"input", "instructions", "tools", "model", "stream"})
+_KNOWN = _NOTED | _CONVERSATION | {*_PASSED, "tool_choice", "text", "reasoning"}
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
@@ -61,14 +62,7 @@ class Responses:
         reasoning = body.get("reasoning")
         if isinstance(reasoning, dict) and reasoning.get("effort"):
             chat["reasoning_effort"] = reasoning["effort"]
-        conversation = {"input", "instructions", "tools", "model", "stream"}
-        return Asked(
-            body=chat,
-            model=body.get("model"),
-            stream=bool(body.get("stream")),
-            original=body,
-            parameters={k: v for k, v in body.items() if k not in conversation},
-        )
+        return asked_of(body, chat, _CONVERSATION)
 
     def answer(self, answer: Json, asked: Asked) -> Json:
         choice = answer["choices"][0]
