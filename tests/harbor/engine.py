@@ -23,6 +23,7 @@ TURNS = (
     {"analysis": "sure", "plan": "stop", "commands": [], "task_complete": True},
 )
 
+WORK = "tmux -V > /tmp/made && echo hello >> /tmp/made"
 TOO_LONG = {
     "error": {
         "message": "This model's maximum context length is 10 tokens",
@@ -97,7 +98,10 @@ class Engine:
     def _sample(self, scenario: str, messages: list[Any], calls: list[Any]) -> dict[str, Any]:
         turn = sum(one["role"] == "assistant" for one in messages)
         number = len(calls)
-        content = json.dumps(TURNS[min(turn, len(TURNS) - 1)] | {"n": f"{scenario} {number}"})
+        said: dict[str, Any] = dict(TURNS[min(turn, len(TURNS) - 1)])
+        if scenario == "works" and turn == 0:
+            said["commands"] = [{"keystrokes": f"{WORK}\n", "duration": 1.0}]
+        content = json.dumps(said | {"n": f"{scenario} {number}"})
         pieces, place = [], 0
         while place < len(content):
             step = self._random.randint(1, 4)

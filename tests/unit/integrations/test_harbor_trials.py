@@ -167,7 +167,7 @@ def raised(kind: str, **changes: Any) -> Json:
     [
         ("RewardFileNotFoundError", {"verifier_result": None}, "verifier", "reward_missing"),
         ("VerifierTimeoutError", {}, "verifier", "verifier_deadline"),
-        ("EnvironmentStartTimeoutError", {}, "startup", "create_failed"),
+        ("EnvironmentStartTimeoutError", {}, "startup", "boot_deadline"),
         ("NonZeroAgentExitCodeError", {}, "harness", "harness_failed"),
         ("RateLimitError", {}, "inference", "inference_failed"),
         ("WhoKnowsError", {}, "verifier", "verifier_crashed"),
@@ -187,6 +187,27 @@ def test_exception_becomes_a_failure_of_its_side_and_never_a_reward(
     assert one.failure is not None
     assert (one.failure.side, code or one.failure.code) == (Side(side), one.failure.code)
     assert one.failure.evidence["exception"] == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "side", "code"),
+    [
+        ("RewardFileNotFoundError", "m [coldframe reward_missing]", "verifier", "reward_missing"),
+        ("HealthcheckError", "m [coldframe unhealthy]", "startup", "unhealthy"),
+        ("CapacityError", "the node is full", "startup", "capacity"),
+    ],
+)
+def test_failure_of_our_own_environment_keeps_its_code(
+    tmp_path: Path, kind: str, message: str, side: str, code: str
+) -> None:
+    """By both roads it is the same failure."""
+    info = {"exception_type": kind, "exception_message": message}
+    write(tmp_path / "job", result(exception_info=info))
+
+    one = imported(tmp_path)
+
+    assert one.failure is not None
+    assert (one.failure.side, one.failure.code) == (Side(side), code)
 
 
 def test_agent_that_ran_out_of_time_is_judged_by_what_it_left(tmp_path: Path) -> None:

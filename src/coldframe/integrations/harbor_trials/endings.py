@@ -6,6 +6,7 @@ had begun last, as it does for exceptions of our own.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from coldframe.integrations.harbor_rl.trials import REWARD_FILES, hold_to_files
@@ -14,7 +15,7 @@ from coldframe.integrations.harbor_trials.results import ExceptionInfo, Part, Tr
 from coldframe.learning.contracts import ContractError
 from coldframe.learning.contracts.values import is_number
 from coldframe.protocol.errors import (
-    CreateError,
+    ColdframeError,
     HarnessError,
     InferenceError,
     RewardInvalidError,
@@ -24,10 +25,13 @@ from coldframe.protocol.errors import (
     VerifierError,
 )
 from coldframe.rollouts.attribution import MAX_TEXT, Phase
+from coldframe.rollouts.boot import BootDeadlineError
+from coldframe.rollouts.healthcheck import UnhealthyError
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.schema import Failure, PolicyFailure, Termination
 
+_SAID = re.compile(r"\[coldframe ([a-z_]+)\]")
 _POLICY = {
     "AgentTimeoutError": Termination.AGENT_DEADLINE,
     "ContextLengthExceededError": Termination.CONTEXT_LIMIT,
@@ -48,8 +52,8 @@ _NAMED: dict[str, tuple[Side, str, Phase]] = {
     "VerifierTimeoutError": (Side.VERIFIER, VerifierDeadlineError.code, Phase.VERIFY),
     "AddTestsDirError": (Side.VERIFIER, VerifierError.code, Phase.VERIFY),
     "DownloadVerifierDirError": (Side.VERIFIER, VerifierError.code, Phase.VERIFY),
-    "EnvironmentStartTimeoutError": (Side.STARTUP, CreateError.code, Phase.CREATE),
-    "HealthcheckError": (Side.STARTUP, CreateError.code, Phase.SETUP),
+    "EnvironmentStartTimeoutError": (Side.STARTUP, BootDeadlineError.code, Phase.CREATE),
+    "HealthcheckError": (Side.STARTUP, UnhealthyError.code, Phase.SETUP),
     "AgentSetupTimeoutError": (Side.HARNESS, HarnessError.code, Phase.SETUP),
     "NonZeroAgentExitCodeError": (Side.HARNESS, HarnessError.code, Phase.AGENT),
     **dict.fromkeys(_INFERENCE, (Side.INFERENCE, InferenceError.code, Phase.AGENT)),
@@ -122,9 +126,13 @@ def _verdict(trial: str, rewards: Any, files: dict[str, bytes]) -> dict[str, flo
 
 
 def _raised(raised: ExceptionInfo, part: Part) -> Failure:
-    name = raised.exception_type
-    phase = _last_begun(part)
-    side, code, phase = _NAMED.get(name, (_BY_PHASE[phase], f"{_BY_PHASE[phase]}_crashed", phase))
+    name, phase = raised.exception_type, _last_begun(part)
+    ours = _ours(raised)
+    if ours is not None:
+        side, code = ours.side, ours.code
+    else:
+        crashed = (_BY_PHASE[phase], f"{_BY_PHASE[phase]}_crashed", phase)
+        side, code, phase = _NAMED.get(name, crashed)
     return Failure(
         side=side,
         code=code,
@@ -133,10 +141,22 @@ def _raised(raised: ExceptionInfo, part: Part) -> Failure:
         evidence={
             "exception": _text(name),
             "traceback": _text(raised.exception_traceback[-MAX_TEXT:]),
-            "side_by": "exception" if name in _NAMED else "phase",
+            "side_by": "exception" if ours is not None or name in _NAMED else "phase",
             "rewards_not_taken": None if part.rewards is None else _text(str(part.rewards)),
         },
     )
+
+
+def _ours(raised: ExceptionInfo) -> type[ColdframeError] | None:
+    """Return the error of ours that our environment for Harbor has raised there."""
+    said = _SAID.findall(raised.exception_message)
+    waiting: list[type[ColdframeError]] = [ColdframeError]
+    while waiting:
+        one = waiting.pop()
+        if one.code == said[-1] if said else one.__name__ == raised.exception_type:
+            return one
+        waiting += one.__subclasses__()
+    return None
 
 
 def _unverified(error: Exception, code: str = RewardMissingError.code) -> Failure:
