@@ -11,8 +11,7 @@ import typer
 from coldframe.cli import render
 from coldframe.cli.groups import group
 from coldframe.protocol.errors import InvalidRequestError
-from coldframe.rollouts.directory import AttemptKey, RunDirectory
-from coldframe.rollouts.run import open_run, ordered
+from coldframe.rollouts.directory import AttemptKey, RunDirectory, open_run
 from coldframe.trajectories.schema import Trajectory
 
 app = group()
@@ -45,7 +44,7 @@ def atif(
     from coldframe.trajectories.store import write_json
 
     _, results = open_run(run)
-    chosen = [(key, one) for key, one in ordered(results) if attempt in (None, str(key))]
+    chosen = [(key, one) for key, one in results.items() if attempt in (None, str(key))]
     if not chosen:
         known = ", ".join(map(str, list(results)[:20])) or "none"
         wanted = "an attempt" if attempt is None else f"{attempt!r}"

@@ -23,10 +23,10 @@ from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.learning.captured import shaping
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, RunError
 from coldframe.rollouts.capture import ModelCapture
-from coldframe.rollouts.directory import RunDirectory
-from coldframe.rollouts.run import Batch, RunConfig, RunResult, open_run, ordered
+from coldframe.rollouts.config import RunConfig
+from coldframe.rollouts.directory import RunDirectory, open_run
+from coldframe.rollouts.run import Batch, RunResult
 from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
-from coldframe.rollouts.summary import SCHEMA as SUMMARY_SCHEMA
 from coldframe.trajectories.calls import Level
 
 EXIT_NO_VERDICT = 1
@@ -135,7 +135,7 @@ def run(
         raise RunError(f"{root}: --resume was given, but there is no run")
     result = asyncio.run(_run(config, directory, settings))
     if as_json:
-        print(json.dumps(result.summary, sort_keys=True))
+        print(json.dumps(result.summary))
     else:
         print(summary_table(result.summary))
         print(f"\n{root}")
@@ -275,15 +275,12 @@ def show(
         else:
             print(attempt_text(found[attempt], RunDirectory(run_directory).blobs, full))
         return 0
-    directory = RunDirectory(run_directory)
-    summary = None
-    if (run_directory / "summary.json").is_file():
-        summary = directory.read("summary.json", SUMMARY_SCHEMA)
+    summary = RunDirectory(run_directory).summary()
     if as_json:
-        attempts = {str(key): brief(one) for key, one in ordered(results)}
+        attempts = {str(key): brief(one) for key, one in results.items()}
         print(json.dumps({"config": config, "summary": summary, "attempts": attempts}))
         return 0
-    rows = [row(key, one) for key, one in ordered(results)]
+    rows = [row(key, one) for key, one in results.items()]
     if not rows:
         print("no attempt has a result")
     if rows:

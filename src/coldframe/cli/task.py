@@ -17,7 +17,7 @@ from coldframe.cli.schemas import schema_problems
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.check import Checked, Trial, check_task
 from coldframe.rollouts.environment import ImageBuilder
-from coldframe.rollouts.run import Loaded, load_batch
+from coldframe.rollouts.load import Loaded, load_batch
 from coldframe.rollouts.scaffold import write_new_task
 from coldframe.rollouts.settings import RolloutSettings
 

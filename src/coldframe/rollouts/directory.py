@@ -35,15 +35,17 @@ from coldframe.trajectories.store import (
 
 CONFIG_SCHEMA = "coldframe.run/1"
 LOCK_SCHEMA = "coldframe.lock/2"
+SUMMARY_SCHEMA = "coldframe.summary/2"
+SUMMARY_FILE = "summary.json"
 _ATTEMPT = re.compile(r"(?P<task>[A-Za-z0-9_-]+)\.(?P<sample>[0-9]+)\.(?P<attempt>[0-9]+)")
 
 # What a process that was killed before it wrote config.json may have left.
 _BEGUN = frozenset({".lock", "attempts"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class AttemptKey:
-    """Names one attempt, and its directory."""
+    """Names one attempt, and its directory; ordered by task, sample and attempt."""
 
     task: str
     sample: int
@@ -167,18 +169,27 @@ class RunDirectory:
         write_trajectory(self.attempts / str(key), trajectory, self.blobs)
 
     def results(self) -> dict[AttemptKey, Trajectory]:
-        """Return every attempt that has a result; see the module."""
+        """Return every attempt that has a result, in order; see the module."""
         found: dict[AttemptKey, Trajectory] = {}
         if not self.attempts.is_dir():
             return found
-        for directory in sorted(self.attempts.iterdir()):
+        for directory in self.attempts.iterdir():
             match = _ATTEMPT.fullmatch(directory.name)
             if match is None:
                 continue
             key = AttemptKey(match["task"], int(match["sample"]), int(match["attempt"]))
             with contextlib.suppress(TrajectoryInvalidError):
                 found[key] = read_trajectory(directory / TRAJECTORY_FILE, self.blobs)
-        return found
+        return {key: found[key] for key in sorted(found)}
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json."""
+        write_json(self.root / SUMMARY_FILE, summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return what `write_summary` wrote; None: the run has not come to its end."""
+        written = (self.root / SUMMARY_FILE).is_file()
+        return self.read(SUMMARY_FILE, SUMMARY_SCHEMA) if written else None
 
     def artifacts(self, key: AttemptKey) -> Path:
         """Return where an attempt's artifacts are kept."""
@@ -201,6 +212,18 @@ class RunDirectory:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def open_run(root: Path) -> tuple[dict[str, Any], dict[AttemptKey, Trajectory]]:
+    """Return the configuration and the results, in order, of a run, finished or not.
+
+    Raises:
+        RunError: there is no run.
+    """
+    directory = RunDirectory(root)
+    if not directory.exists:
+        raise RunError(f"{root}: not a run; it has no config.json")
+    return directory.read("config.json", CONFIG_SCHEMA), directory.results()
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from coldframe.protocol.errors import TaskError
 from coldframe.rollouts.digests import tree_digest
@@ -20,10 +21,53 @@ from coldframe.rollouts.sections import read_environment
 from coldframe.rollouts.steps import read_steps
 from coldframe.rollouts.task import DIGESTED, EnvironmentSpec, RewardStrategy, Task
 
-__all__ = ["find_tasks", "load_task"]
+if TYPE_CHECKING:
+    from coldframe.harnesses.base import Harness
 
 SCHEMA_VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The tasks of a batch: those that run, and why the others do not."""
+
+    tasks: tuple[Task, ...]
+    refused: dict[str, str]
+
+
+def load_batch(
+    paths: Iterable[Path], host_env: Mapping[str, str], harness: Harness | None = None
+) -> Loaded:
+    """Load every task; one that is refused takes no other with it.
+
+    Args:
+        harness: refuses tasks whose offers to the agent it cannot pass on.
+    Raises:
+        TaskError: a path holds no task at all.
+    """
+    tasks: dict[str, Task] = {}
+    refused: dict[str, str] = {}
+    for directory in find_tasks(paths):
+        try:
+            task = load_task(directory, host_env)
+            missing = None if harness is None else harness.refuses(task.offers)
+            if harness is not None and missing is not None:
+                raise TaskError(
+                    f"{directory / 'task.toml'}: [environment] offers {missing}, which the harness "
+                    f"{harness.name!r} cannot pass on"
+                )
+        except TaskError as error:
+            refused[str(directory)] = str(error)
+            continue
+        other = tasks.get(task.key)
+        if other is not None:
+            refused[str(directory)] = (
+                f"{directory}: its name {task.key!r} is that of {other.directory} too"
+            )
+            continue
+        tasks[task.key] = task
+    return Loaded(tuple(tasks.values()), refused)
 
 
 def load_task(directory: Path, host_env: Mapping[str, str] | None = None) -> Task:

@@ -11,126 +11,31 @@ import asyncio
 import errno
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
-from coldframe.harnesses.base import Harness, Limits, ModelSettings
 from coldframe.protocol import PROTOCOL_VERSION
-from coldframe.protocol.errors import InvalidRequestError, RunError, TaskError
+from coldframe.protocol.errors import RunError
 from coldframe.rollouts import verifier as grading
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.attribution import Phase, may_retry
 from coldframe.rollouts.capture import ModelCapture
+from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder, verifier_image
-from coldframe.rollouts.load import find_tasks, load_task
+from coldframe.rollouts.load import load_batch
 from coldframe.rollouts.phases import first_policy
 from coldframe.rollouts.progress import Progress, Silent
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
 from coldframe.rollouts.task import Task
-from coldframe.trajectories.redaction import redact_url
 from coldframe.trajectories.schema import SCHEMA_VERSION, Trajectory
-from coldframe.trajectories.store import write_json
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandboxClient
-
-MAX_CONCURRENCY = 4096
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What a batch is asked to do."""
-
-    tasks: tuple[Path, ...]
-    harness: str
-    samples: int = 1
-    concurrency: int = 2
-    """Attempts at a time. Changes no result, so a resumed run may choose another."""
-    attempts: int = 2
-    """Tries of one sample at most, the first included."""
-    limits: Limits = field(default_factory=Limits)
-    model: ModelSettings | None = None
-    api_key_env: str | None = None
-    seed: int | None = None
-    capture: str | None = None
-    """How much of the model's answers is captured, by whatever `Batch` is given for that."""
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "concurrency", "attempts"):
-            if getattr(self, name) < 1:
-                raise InvalidRequestError(f"{name}: {getattr(self, name)} is less than 1")
-        if self.concurrency > MAX_CONCURRENCY:
-            raise InvalidRequestError(f"concurrency: {self.concurrency} is over {MAX_CONCURRENCY}")
-        harness = load_harness(self.harness)
-        if harness.needs_model and self.model is None:
-            raise InvalidRequestError(
-                f"harness {self.harness!r} needs a model: give --model and --base-url"
-            )
-
-    def asked(self) -> dict[str, Any]:
-        """Return what defines the run's results, without secrets, as JSON."""
-        model = None
-        if self.model is not None:
-            model = {k: v for k, v in asdict(self.model).items() if k != "api_key"}
-            model |= {"base_url": redact_url(self.model.base_url), "api_key_env": self.api_key_env}
-        return {
-            "tasks": [str(path.resolve()) for path in self.tasks],
-            "harness": self.harness,
-            "samples": self.samples,
-            "attempts": self.attempts,
-            "limits": asdict(self.limits),
-            "model": model,
-            "seed": self.seed,
-            **({} if self.capture is None else {"capture": self.capture}),
-        }
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The tasks of a batch: those that run, and why the others do not."""
-
-    tasks: tuple[Task, ...]
-    refused: dict[str, str]
-
-
-def load_batch(
-    paths: Iterable[Path], host_env: Mapping[str, str], harness: Harness | None = None
-) -> Loaded:
-    """Load every task; one that is refused takes no other with it.
-
-    Args:
-        harness: refuses tasks whose offers to the agent it cannot pass on.
-    Raises:
-        TaskError: a path holds no task at all.
-    """
-    tasks: dict[str, Task] = {}
-    refused: dict[str, str] = {}
-    for directory in find_tasks(paths):
-        try:
-            task = load_task(directory, host_env)
-            missing = None if harness is None else harness.refuses(task.offers)
-            if harness is not None and missing is not None:
-                raise TaskError(
-                    f"{directory / 'task.toml'}: [environment] offers {missing}, which the harness "
-                    f"{harness.name!r} cannot pass on"
-                )
-        except TaskError as error:
-            refused[str(directory)] = str(error)
-            continue
-        other = tasks.get(task.key)
-        if other is not None:
-            refused[str(directory)] = (
-                f"{directory}: its name {task.key!r} is that of {other.directory} too"
-            )
-            continue
-        tasks[task.key] = task
-    return Loaded(tuple(tasks.values()), refused)
 
 
 @dataclass(frozen=True)
@@ -207,7 +112,7 @@ class Batch:
             finally:
                 await self.images.close()
                 summary = self._summary(interrupted)
-                write_json(self.directory.root / "summary.json", summary)
+                self.directory.write_summary(summary)
         return RunResult(self.run_id, summary, self.results)
 
     def _lock(self) -> dict[str, Any]:
@@ -371,20 +276,3 @@ def _images(trajectory: Trajectory) -> dict[str, str]:
 
 def _without_steps(trajectory: Trajectory) -> Trajectory:
     return trajectory.model_copy(update={"steps": ()})
-
-
-def open_run(root: Path) -> tuple[dict[str, Any], dict[AttemptKey, Trajectory]]:
-    """Return the configuration and the results of a run, finished or not.
-
-    Raises:
-        RunError: there is no run.
-    """
-    directory = RunDirectory(root)
-    if not directory.exists:
-        raise RunError(f"{root}: not a run; it has no config.json")
-    return directory.read("config.json", "coldframe.run/1"), directory.results()
-
-
-def ordered(results: Mapping[AttemptKey, Trajectory]) -> Sequence[tuple[AttemptKey, Trajectory]]:
-    """Return attempts by task, sample and attempt."""
-    return sorted(results.items(), key=lambda one: (one[0].task, one[0].sample, one[0].attempt))

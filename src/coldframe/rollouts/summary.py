@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from coldframe.rollouts.directory import SUMMARY_SCHEMA
 from coldframe.trajectories.schema import TaskStepRecord, Times, Trajectory, known_sum, score
-
-SCHEMA = "coldframe.summary/2"
 
 
 def passed(rewards: dict[str, float], threshold: float) -> bool:
@@ -57,7 +56,7 @@ def summarise(
     every = [one for attempts in by_task.values() for one in attempts]
     verdicts = sum(task["verdicts"] for task in tasks.values())
     return {
-        "schema_version": SCHEMA,
+        "schema_version": SUMMARY_SCHEMA,
         "run_id": run_id,
         "interrupted": interrupted,
         "complete": all(task["missing"] == 0 for task in tasks.values()) and not refused,

@@ -78,12 +78,12 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as sorted, indented JSON, atomically.
+    """Write a value as indented JSON, in its own order, atomically.
 
     Raises:
         ValueError: it holds NaN or an infinity, which JSON cannot say.
     """
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     # A path on the host need not be UTF-8: what is not is written as an escape, and read back so.
     write_atomic(path, text.encode("utf-8", "backslashreplace") + b"\n")
 

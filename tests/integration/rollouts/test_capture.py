@@ -19,8 +19,9 @@ from coldframe.inference.proxy import ProxySettings
 from coldframe.learning.captured import policy_of, trial_of
 from coldframe.learning.contracts import Batch as TrainingBatch
 from coldframe.learning.contracts import ContractError, PolicyRollout, training_sequences
+from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import RunDirectory
-from coldframe.rollouts.run import Batch, RunConfig
+from coldframe.rollouts.run import Batch
 from coldframe.trajectories.calls import read_calls
 from tests.doubles.engine import Fault, Lie, StandInEngine, Status, call, say
 from tests.integration.rollouts.test_attempt import make_task

@@ -68,10 +68,12 @@ def test_rollout_run_with_react_solves_two_shipped_tasks(tmp_path: Path) -> None
     assert {key: task["passes"] for key, task in summary["tasks"].items()} == dict.fromkeys(
         names, 1
     )
-    shown = coldframe("rollout", "show", tmp_path / "out")
+    shown = coldframe("rollout", "show", tmp_path / "out", "--json")
+    assert json.loads(shown.stdout)["summary"] == summary
     assert "recover-binary-log.0.0" in shown.stdout
     steps = coldframe("rollout", "show", tmp_path / "out", "--attempt", "switch-to-grams.0.0")
     assert "step 2  model" in steps.stdout
+    assert "files: +0 ~0 -0" in steps.stdout
     assert "reward = 1" in steps.stdout
 
 
@@ -161,6 +163,9 @@ def test_rollout_run_of_several_steps_goes_on_after_a_kill_and_is_shown(tmp_path
     assert [step["verdicts"] for step in found["steps"].values()] == [3, 0]
     assert "3 attempts tampered with (3 void)" in again.stdout
     assert "step one: 3 verdicts, mean 1" in again.stdout
+    table = again.stdout.removesuffix(f"\n\n{out}\n")
+    assert "phases, in s: start" in table
+    assert coldframe("rollout", "show", out).stdout.endswith(f"\n{table}\n")
 
 
 def test_rollout_run_keeps_artifacts_beside_the_trajectory(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from coldframe.host.egress import steering
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import CreateError, RunError, Side
+from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import load_task
-from coldframe.rollouts.run import Batch, RunConfig, RunResult
+from coldframe.rollouts.run import Batch, RunResult
 from coldframe.trajectories.schema import Trajectory
 from tests.doubles.model_endpoint import Bash, ModelEndpoint
 from tests.integration.rollouts.conftest import all_begun, until

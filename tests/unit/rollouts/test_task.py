@@ -12,8 +12,7 @@ from coldframe.protocol.errors import TaskError
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts.artifacts import Artifact
 from coldframe.rollouts.layout import strip_canary
-from coldframe.rollouts.load import find_tasks, load_task
-from coldframe.rollouts.run import load_batch
+from coldframe.rollouts.load import find_tasks, load_batch, load_task
 from coldframe.rollouts.task import CollectHook, Healthcheck
 from tests.unit.rollouts.tasks import BASE, write_task
 
