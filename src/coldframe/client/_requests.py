@@ -16,10 +16,10 @@ from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
     EventKind,
     ExecRequest,
+    Model,
     PtySize,
     SandboxSpec,
     SignalScope,
-    _Model,
 )
 from coldframe.protocol.text import encoded
 
@@ -32,7 +32,7 @@ Pty: TypeAlias = PtySize | tuple[int, int] | bool | None
 Env: TypeAlias = Mapping[str, str | None] | Mapping[str, str]
 
 
-M = TypeVar("M", bound=_Model)
+M = TypeVar("M", bound=Model)
 E = TypeVar("E", bound=StrEnum)
 
 

@@ -1,0 +1,128 @@
+"""Sandboxes: what is asked for, and what is known of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from coldframe.protocol.models.base import GIB, MIB, Flag, Model, Number, Whole
+from coldframe.protocol.network import NetworkPolicy
+
+
+class SandboxState(StrEnum):
+    """States of the life cycle; see the design."""
+
+    REQUESTED = "requested"
+    PROVISIONING = "provisioning"
+    READY = "ready"
+    PAUSED = "paused"
+    TERMINATING = "terminating"
+    DELETED = "deleted"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+class SandboxSpec(Model):
+    """What a caller asks for. Every default is a limit that is enforced."""
+
+    image: str
+    cpu: Number = Field(default=4.0, ge=0.01, le=4096)
+    memory_bytes: Whole = Field(default=4 * GIB, ge=4 * MIB, le=1 << 50)
+    pids: Whole = Field(default=1024, ge=4, le=1 << 22)
+    disk_bytes: Whole | None = Field(default=None, ge=MIB, le=1 << 50)
+    """Limit on what the sandbox may write; None: what the store has.
+
+    Refused by a store that cannot enforce it.
+    """
+    shm_bytes: Whole = Field(default=GIB, ge=MIB, le=1 << 40)
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: str | None = None
+    """None: the image's."""
+    user: str | Whole | None = None
+    """Name or id, optionally `user:group`; None: the image's."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    ttl_s: Number | None = Field(default=7200.0, gt=0, le=10 * 365 * 86400)
+    """Lease: the sandbox is deleted this long after its creation or last renewal; None: never."""
+    name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")
+    no_new_privileges: Flag = False
+    network: NetworkPolicy = NetworkPolicy()
+    """What it may reach; the default: nothing but itself."""
+
+
+class Quota(Model):
+    """How much of a node an owner's live sandboxes may be limited to, together. None: any."""
+
+    sandboxes: Whole | None = Field(default=None, ge=0)
+    cpu: Number | None = Field(default=None, ge=0, allow_inf_nan=False)
+    memory_bytes: Whole | None = Field(default=None, ge=0)
+    disk_bytes: Whole | None = Field(default=None, ge=0)
+    """With it, every sandbox of the owner's must say how much it may write."""
+
+
+class ImageHealthcheck(Model):
+    """How an image says to ask whether what it starts is well. Times in seconds."""
+
+    argv: tuple[str, ...]
+    """Exit code 0: healthy."""
+    interval_s: float
+    timeout_s: float
+    start_period_s: float
+    start_interval_s: float
+    retries: int
+
+
+class ImageStart(Model):
+    """What a container of the image would start. A sandbox starts nothing by itself."""
+
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    healthcheck: ImageHealthcheck | None = None
+
+
+class SandboxInfo(Model):
+    """What the node knows of one sandbox at one moment."""
+
+    id: str
+    node_id: str
+    runtime: str
+    spec: SandboxSpec
+    image_digest: str
+    layer_digests: tuple[str, ...] = ()
+    image_start: ImageStart = ImageStart()
+    workdir: str = "/"
+    """Where commands start: what the specification says, else the image."""
+    state: SandboxState
+    version: int
+    """Raised by every transition of state."""
+    created_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+    expires_at: float | None = None
+    expired: bool = False
+    """Its lease ended: deleted, or kept until `kept_until`."""
+    kept_until: float | None = None
+    """Its lease ended, and until then what it holds can be read; it runs nothing."""
+    queued_s: float = 0.0
+    """How long its create waited on the node for its turn."""
+    reason: str | None = None
+    """Why it failed, was lost or is gone."""
+    trace_id: str | None = None
+    """Of the request that made it: 32 hex digits."""
+
+
+class PortUrl(Model):
+    """Where a browser, or any HTTP client, reaches one port of a sandbox without a key.
+
+    Whoever has it may use it until it expires or the sandbox ends.
+    """
+
+    url: str
+    expires_at: float
+    """Unix seconds."""
+
+
+class DiskExtension(Model):
+    """Room beside a sandbox's disk limit, for whoever judges what it has filled."""
+
+    extra_bytes: int = Field(ge=0, le=256 * MIB)
