@@ -8,7 +8,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "spawner.h"
 
@@ -24,14 +23,12 @@ static struct {
 	bool alone; /* no daemon is there, and what that takes has been seen to */
 } attach = {.listener = -1};
 
-static void listener_ready(struct source *source, uint32_t events)
+static void listener_ready(struct source *, uint32_t)
 {
 	int fd = accept4(attach.listener, NULL, NULL, SOCK_CLOEXEC);
 	struct ucred peer;
 	socklen_t len = sizeof(peer);
 
-	(void)source;
-	(void)events;
 	if (fd < 0)
 		return;
 	if (connection_alive() || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 ||
@@ -50,7 +47,7 @@ static void listener_ready(struct source *source, uint32_t events)
 /* Nobody has come in time; or nobody can, since the node's directory was removed. */
 static void grace_over(struct timer *timer)
 {
-	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	uint64_t now = now_ns();
 	struct stat st;
 
 	if (now >= attach.until || (fstat(worker.spool, &st) == 0 && st.st_nlink == 0))
@@ -92,7 +89,7 @@ void attach_tend(void)
 	if (attach.alone)
 		return;
 	attach.alone = true;
-	attach.until = clock_ns(CLOCK_MONOTONIC) + attach.grace_ns;
+	attach.until = now_ns() + attach.grace_ns;
 	grace_over(&attach.grace);
 	execs_unwatch();
 	sandboxes_each(sandbox_lease_on);

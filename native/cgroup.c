@@ -5,13 +5,12 @@
  */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "spawner.h"
 
@@ -24,18 +23,22 @@
 
 static struct cgroup_bases *const bases = &worker.cgroups;
 
-int cgroups_use(const char *name, const char *path)
-{
-	int *place = strcmp(name, "unified") == 0  ? &bases->unified
-		     : strcmp(name, "memory") == 0 ? &bases->memory
-		     : strcmp(name, "cpu") == 0	   ? &bases->cpu
-		     : strcmp(name, "pids") == 0   ? &bases->pids
-						   : NULL;
+const char *const controller_names[CONTROLLERS] = {"memory", "cpu", "pids"};
 
+static bool is_word(const char *text, size_t len, const char *word)
+{
+	return strlen(word) == len && memcmp(text, word, len) == 0;
+}
+
+int cgroups_use(const char *name, size_t len, const char *path)
+{
+	int *place = is_word(name, len, "unified") ? &bases->unified : NULL;
+
+	for (int i = 0; i < CONTROLLERS && !place; i++)
+		place = is_word(name, len, controller_names[i]) ? &bases->v1[i] : NULL;
 	if (!place || *place >= 0)
 		return -EINVAL;
-	*place = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	return *place < 0 ? -errno : 0;
+	return *place = check(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC));
 }
 
 /* Whether the unified hierarchy gives `name` to the children of the base. */
@@ -55,29 +58,23 @@ static bool delegates(const char *name)
 	return false;
 }
 
-static int keep_for_helpers(void)
-{
-	int error = bases->memory < 0 ? 0 : slot_put(bases->memory, SLOT_MEMORY);
-
-	error = error || bases->cpu < 0 ? error : slot_put(bases->cpu, SLOT_CPU);
-	return error || bases->pids < 0 ? error : slot_put(bases->pids, SLOT_PIDS);
-}
-
 int cgroups_finish(void)
 {
 	if (bases->unified < 0)
 		return -EINVAL;
-	bases->v2_memory = bases->memory < 0 && delegates("memory");
-	bases->v2_cpu = bases->cpu < 0 && delegates("cpu");
-	bases->v2_pids = bases->pids < 0 && delegates("pids");
+	for (int i = 0; i < CONTROLLERS; i++) {
+		bases->v2[i] = bases->v1[i] < 0 && delegates(controller_names[i]);
+		if (bases->v1[i] >= 0)
+			TRY(slot_put(bases->v1[i], (enum slot)(SLOT_V1 + i)));
+	}
 	(void)delegates("io");
-	bases->split = bases->v2_memory;
-	return keep_for_helpers();
+	bases->split = bases->v2[MEMORY];
+	return 0;
 }
 
 static int make_directory(int base, const char *id)
 {
-	return mkdirat(base, id, 0755) < 0 ? -errno : 0;
+	return check(mkdirat(base, id, 0755));
 }
 
 /* Below a sandbox the controllers only count, per exec; a kernel without one counts less. */
@@ -90,83 +87,62 @@ static int split_sandbox(struct sandbox *sandbox)
 
 int cgroup_create(struct sandbox *sandbox)
 {
-	const int v1[] = {bases->memory, bases->cpu, bases->pids};
-	int error = make_directory(bases->unified, sandbox->id);
-
-	for (size_t i = 0; i < ARRAY_LEN(v1) && !error; i++)
-		if (v1[i] >= 0)
-			error = make_directory(v1[i], sandbox->id);
-	if (error)
-		return error;
-	sandbox->cgroup =
-		openat(bases->unified, sandbox->id, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	if (sandbox->cgroup < 0)
-		return -errno;
+	TRY(make_directory(bases->unified, sandbox->id));
+	for (int i = 0; i < CONTROLLERS; i++)
+		if (bases->v1[i] >= 0)
+			TRY(make_directory(bases->v1[i], sandbox->id));
+	TRY(sandbox->cgroup = check(openat(bases->unified, sandbox->id,
+					   O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)));
 	return bases->split ? split_sandbox(sandbox) : 0;
 }
 
-static int set_number(int base, const struct sandbox *sandbox, const char *file, uint64_t value)
+/* A file of the controller that limits the sandbox. */
+static int set_limit(const struct sandbox *sandbox, enum controller controller, const char *v1_file,
+		     const char *v2_file, const char *value)
 {
 	char path[ID_MAX + 64];
 
-	snprintf(path, sizeof(path), "%s/%s", sandbox->id, file);
-	return write_number_at(base, path, value);
+	if (bases->v2[controller])
+		return write_file_at(sandbox->cgroup, v2_file, value);
+	if (bases->v1[controller] < 0)
+		return -EOPNOTSUPP;
+	snprintf(path, sizeof(path), "%s/%s", sandbox->id, v1_file);
+	return write_file_at(bases->v1[controller], path, value);
 }
 
 static int limit_memory(struct sandbox *sandbox)
 {
-	char path[ID_MAX + 64];
-	int error;
+	char value[24], path[ID_MAX + 64];
+	int swap;
 
-	if (bases->memory >= 0) {
-		error = set_number(bases->memory, sandbox, "memory.limit_in_bytes",
-				   sandbox->limits.memory);
-		if (!error) {
-			int swap = set_number(bases->memory, sandbox, "memory.memsw.limit_in_bytes",
-					      sandbox->limits.memory);
-
-			/* Absent where the kernel does not count swap. */
-			error = swap == -ENOENT ? 0 : swap;
-		}
-		snprintf(path, sizeof(path), "%s/memory.oom_control", sandbox->id);
-		sandbox->oom = openat(bases->memory, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	} else if (bases->v2_memory) {
-		error = write_number_at(sandbox->cgroup, "memory.max", sandbox->limits.memory);
-		if (!error) {
-			int swap = write_number_at(sandbox->cgroup, "memory.swap.max", 0);
-
-			error = swap == -ENOENT ? 0 : swap;
-		}
-		sandbox->oom =
-			openat(sandbox->cgroup, "memory.events", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	} else {
-		return -EOPNOTSUPP;
-	}
-	if (error)
-		return error;
-	return sandbox->oom < 0 ? -errno : 0;
+	snprintf(value, sizeof(value), "%" PRIu64, sandbox->limits.of[MEMORY]);
+	TRY(set_limit(sandbox, MEMORY, "memory.limit_in_bytes", "memory.max", value));
+	swap = set_limit(sandbox, MEMORY, "memory.memsw.limit_in_bytes", "memory.swap.max",
+			 bases->v2[MEMORY] ? "0" : value);
+	/* Absent where the kernel does not count swap. */
+	if (swap != -ENOENT)
+		TRY(swap);
+	snprintf(path, sizeof(path), "%s/%s", sandbox->id,
+		 bases->v2[MEMORY] ? "memory.events" : "memory.oom_control");
+	return sandbox->oom = check(openat(bases->v2[MEMORY] ? bases->unified : bases->v1[MEMORY],
+					   path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
 }
 
 static int set_cpu(const struct sandbox *sandbox, uint64_t milli)
 {
 	uint64_t quota = milli * (CPU_PERIOD_US / 1000);
 	char text[48];
+	int len = snprintf(text, sizeof(text), "%" PRIu64, quota < 1000 ? 1000 : quota);
 
-	if (quota < 1000)
-		quota = 1000;
-	if (bases->cpu >= 0) {
-		/* The period is that by default. */
-		return set_number(bases->cpu, sandbox, "cpu.cfs_quota_us", quota);
-	}
-	if (!bases->v2_cpu)
-		return -EOPNOTSUPP;
-	snprintf(text, sizeof(text), "%llu %u", (unsigned long long)quota, CPU_PERIOD_US);
-	return write_file_at(sandbox->cgroup, "cpu.max", text);
+	/* Version 1 has that period by default. */
+	if (bases->v2[CPU])
+		snprintf(text + len, sizeof(text) - (size_t)len, " %u", CPU_PERIOD_US);
+	return set_limit(sandbox, CPU, "cpu.cfs_quota_us", "cpu.max", text);
 }
 
 static void count_haste(struct sandbox *sandbox)
 {
-	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	uint64_t now = now_ns();
 	uint64_t passed = now - sandbox->haste_counted_ns;
 
 	sandbox->haste_counted_ns = now;
@@ -185,7 +161,7 @@ static void count_haste(struct sandbox *sandbox)
  */
 void cgroup_hasten(struct sandbox *sandbox)
 {
-	if (sandbox->hastened || !sandbox->limits.cpu_milli || sandbox->limits.cpu_milli >= DYING_MILLI)
+	if (sandbox->hastened || !sandbox->limits.of[CPU] || sandbox->limits.of[CPU] >= DYING_MILLI)
 		return;
 	count_haste(sandbox);
 	if (sandbox->haste_ns || sandbox->state == SANDBOX_DYING)
@@ -201,44 +177,35 @@ bool cgroup_haste_spent(struct sandbox *sandbox)
 void cgroup_slow_down(struct sandbox *sandbox)
 {
 	count_haste(sandbox);
-	if (sandbox->hastened && set_cpu(sandbox, sandbox->limits.cpu_milli) == 0)
+	if (sandbox->hastened && set_cpu(sandbox, sandbox->limits.of[CPU]) == 0)
 		sandbox->hastened = false;
 }
 
-static int limit_pids(struct sandbox *sandbox)
+static int limit_pids(const struct sandbox *sandbox)
 {
-	if (bases->pids >= 0)
-		return set_number(bases->pids, sandbox, "pids.max", sandbox->limits.pids);
-	if (!bases->v2_pids)
-		return -EOPNOTSUPP;
-	return write_number_at(sandbox->cgroup, "pids.max", sandbox->limits.pids);
+	char value[24];
+
+	snprintf(value, sizeof(value), "%" PRIu64, sandbox->limits.of[PIDS]);
+	return set_limit(sandbox, PIDS, "pids.max", "pids.max", value);
 }
 
 int cgroup_limit(struct sandbox *sandbox, const char **stage)
 {
-	int error = 0;
-
-	if (sandbox->limits.memory) {
-		*stage = "limit memory";
-		error = limit_memory(sandbox);
-	}
-	if (!error && sandbox->limits.cpu_milli) {
-		*stage = "limit cpu";
-		error = set_cpu(sandbox, sandbox->limits.cpu_milli);
-	}
-	if (!error && sandbox->limits.pids) {
-		*stage = "limit pids";
-		error = limit_pids(sandbox);
-	}
-	return error;
+	*stage = "limit memory";
+	if (sandbox->limits.of[MEMORY])
+		TRY(limit_memory(sandbox));
+	*stage = "limit cpu";
+	if (sandbox->limits.of[CPU])
+		TRY(set_cpu(sandbox, sandbox->limits.of[CPU]));
+	*stage = "limit pids";
+	return sandbox->limits.of[PIDS] ? limit_pids(sandbox) : 0;
 }
 
 int cgroup_open_init(struct sandbox *sandbox)
 {
 	const char *name = bases->split ? "init" : ".";
-	int fd = openat(sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 
-	return fd < 0 ? -errno : fd;
+	return check(openat(sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC));
 }
 
 static int remove_directory(int base, const char *name)
@@ -272,49 +239,33 @@ static int remove_children(struct sandbox *sandbox)
 
 int cgroup_remove(struct sandbox *sandbox)
 {
-	const int v1[] = {bases->memory, bases->cpu, bases->pids};
-	int error = 0;
+	int error = remove_directory(bases->unified, sandbox->id);
 
 	close_quietly(&sandbox->oom);
-	for (size_t i = 0; i < ARRAY_LEN(v1); i++)
-		if (v1[i] >= 0) {
-			int one = remove_directory(v1[i], sandbox->id);
-
-			error = one ? one : error;
-		}
-	if (sandbox->cgroup >= 0) {
-		int one = remove_directory(bases->unified, sandbox->id);
-
-		if (one == -EBUSY) {
-			one = remove_children(sandbox);
-			one = one ? one : remove_directory(bases->unified, sandbox->id);
-		}
-		error = one ? one : error;
-	} else {
-		int one = remove_directory(bases->unified, sandbox->id);
-
-		error = one ? one : error;
+	if (error == -EBUSY && sandbox->cgroup >= 0) {
+		error = remove_children(sandbox);
+		error = error ? error : remove_directory(bases->unified, sandbox->id);
 	}
+	for (int i = 0; i < CONTROLLERS; i++)
+		if (bases->v1[i] >= 0) {
+			int one = remove_directory(bases->v1[i], sandbox->id);
+
+			error = error ? error : one;
+		}
 	if (!error)
 		close_quietly(&sandbox->cgroup);
 	return error;
 }
 
-int cgroup_open_v1(const struct sandbox *sandbox, int tasks[V1_MAX])
+int cgroup_open_v1(const struct sandbox *sandbox, int tasks[CONTROLLERS])
 {
-	const int v1[V1_MAX] = {bases->memory, bases->cpu, bases->pids};
 	char path[ID_MAX + 16];
-	size_t len = strlen(sandbox->id);
 
-	memcpy(path, sandbox->id, len);
-	memcpy(path + len, "/tasks", sizeof("/tasks"));
-	for (size_t i = 0; i < V1_MAX; i++) {
-		if (v1[i] < 0)
-			continue;
-		tasks[i] = openat(v1[i], path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
-		if (tasks[i] < 0)
-			return -errno;
-	}
+	snprintf(path, sizeof(path), "%s/tasks", sandbox->id);
+	for (int i = 0; i < CONTROLLERS; i++)
+		if (bases->v1[i] >= 0)
+			TRY(tasks[i] = check(openat(bases->v1[i], path,
+						    O_WRONLY | O_CLOEXEC | O_NOFOLLOW)));
 	return 0;
 }
 
@@ -325,7 +276,8 @@ uint64_t cgroup_tasks(const struct sandbox *sandbox)
 	ssize_t len;
 
 	snprintf(path, sizeof(path), "%s/pids.current", sandbox->id);
-	len = read_file_at(bases->pids >= 0 ? bases->pids : bases->unified, path, text, sizeof(text));
+	len = read_file_at(bases->v1[PIDS] >= 0 ? bases->v1[PIDS] : bases->unified, path, text,
+			   sizeof(text));
 	if (len > 0)
 		parse_number(text, &count);
 	return count;
@@ -353,7 +305,6 @@ int cgroup_exec_create(struct exec *exec)
 	struct sandbox *sandbox = exec->sandbox;
 	bool spare = sandbox->spare_cgroups > 0;
 	char name[32];
-	int fd;
 
 	exec->cgroup = spare ? sandbox->spare_cgroup[--sandbox->spare_cgroups] : ++last;
 	cgroup_exec_name(exec, "", name, sizeof(name));
@@ -361,19 +312,24 @@ int cgroup_exec_create(struct exec *exec)
 		exec->cgroup = 0;
 		return -errno;
 	}
-	fd = openat(sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	return fd < 0 ? -errno : fd;
+	return check(openat(sandbox->cgroup, name, O_PATH | O_DIRECTORY | O_CLOEXEC));
+}
+
+static ssize_t read_exec_file(const struct exec *exec, const char *file, char *text, size_t size)
+{
+	char path[64];
+
+	cgroup_exec_name(exec, file, path, sizeof(path));
+	return read_file_at(exec->sandbox->cgroup, path, text, size);
 }
 
 /* 1, 0, or -errno. */
 static int populated(const struct exec *exec)
 {
-	char path[64], text[128];
-	ssize_t len;
+	char text[128];
 
-	cgroup_exec_name(exec, "cgroup.events", path, sizeof(path));
-	len = read_file_at(exec->sandbox->cgroup, path, text, sizeof(text));
-	return len < 0 ? (int)len : number_after(text, "populated") != 0;
+	TRY((int)read_exec_file(exec, "cgroup.events", text, sizeof(text)));
+	return number_after(text, "populated") != 0;
 }
 
 int cgroup_exec_remove(const struct exec *exec)
@@ -407,20 +363,17 @@ bool cgroup_exec_populated(const struct exec *exec)
 /* What version 2 controllers counted for the whole tree of the exec replaces the leader's own. */
 void cgroup_exec_usage(const struct exec *exec, struct usage *usage)
 {
-	char path[64], text[1024];
+	char text[1024];
 
 	if (!bases->split)
 		return;
-	cgroup_exec_name(exec, "memory.peak", path, sizeof(path));
-	if (read_file_at(exec->sandbox->cgroup, path, text, sizeof(text)) > 0)
+	if (read_exec_file(exec, "memory.peak", text, sizeof(text)) > 0)
 		parse_number(text, &usage->peak_bytes);
-	cgroup_exec_name(exec, "cpu.stat", path, sizeof(path));
-	if (read_file_at(exec->sandbox->cgroup, path, text, sizeof(text)) > 0) {
+	if (read_exec_file(exec, "cpu.stat", text, sizeof(text)) > 0) {
 		usage->user_us = number_after(text, "user_usec");
 		usage->system_us = number_after(text, "system_usec");
 	}
-	cgroup_exec_name(exec, "io.stat", path, sizeof(path));
-	if (read_file_at(exec->sandbox->cgroup, path, text, sizeof(text)) > 0) {
+	if (read_exec_file(exec, "io.stat", text, sizeof(text)) > 0) {
 		usage->read_bytes = usage->write_bytes = 0;
 		for (char *word = strtok(text, " \n"); word; word = strtok(NULL, " \n")) {
 			uint64_t value = 0;
@@ -436,12 +389,10 @@ void cgroup_exec_usage(const struct exec *exec, struct usage *usage)
 int cgroup_exec_watch(const struct exec *exec)
 {
 	char name[64], path[128];
-	int watch;
 
 	cgroup_exec_name(exec, "cgroup.events", name, sizeof(name));
 	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", exec->sandbox->cgroup, name);
-	watch = inotify_add_watch(worker.inotify, path, IN_MODIFY | IN_DONT_FOLLOW);
-	return watch < 0 ? -errno : watch;
+	return check(inotify_add_watch(worker.inotify, path, IN_MODIFY | IN_DONT_FOLLOW));
 }
 
 struct pids {
@@ -458,14 +409,14 @@ static void one_pid(uint64_t value, void *context)
 		pids->each((pid_t)value, pids->context);
 }
 
-unsigned cgroup_pids(const struct sandbox *sandbox, const char *cgroup,
-		     void (*each)(pid_t pid, void *context), void *context)
+unsigned cgroup_exec_pids(const struct exec *exec, void (*each)(pid_t pid, void *context),
+			  void *context)
 {
 	struct pids pids = {each, context};
 	auto_close int fd = -1;
 	char path[64];
 
-	snprintf(path, sizeof(path), "%s/cgroup.procs", cgroup);
-	fd = openat(sandbox->cgroup, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	cgroup_exec_name(exec, "cgroup.procs", path, sizeof(path));
+	fd = openat(exec->sandbox->cgroup, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	return fd < 0 ? 0 : each_number(fd, one_pid, &pids);
 }

@@ -1,5 +1,22 @@
 #define _GNU_SOURCE
+#include <fcntl.h>
+
 #include "kernel.h"
+#include "spawner.h"
+
+NEVER_RETURNS int execute_self(const char *name)
+{
+	const char *const argv[] = {name, NULL}, *const env[] = {NULL};
+
+	TRY(sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE));
+	/* 1 is /dev/null. Something has to lie at 0 to 2, and stay there: see init_main. */
+	TRY((int)raw(dup3, 1, 0, 0));
+	TRY((int)raw(dup3, 1, 2, 0));
+	TRY((int)raw(dup3, SLOT_CHANNEL, CHANNEL, 0));
+	TRY((int)raw(dup3, SLOT_PROGRAM, CHANNEL + 1, O_CLOEXEC));
+	TRY(sys_close_range(CHANNEL + 2, ~0u, 0));
+	return (int)raw(execveat, CHANNEL + 1, "", argv, env, EMPTY_PATH);
+}
 
 /* ASan must not watch a frame that two processes return into. */
 __attribute__((noinline, no_sanitize("address"))) long

@@ -3,7 +3,6 @@
  * memory, beside the worker.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <sched.h>
@@ -52,18 +51,16 @@ static int open_null(void)
 	int fd = (int)raw(openat, AT_FDCWD, "/dev/null",
 			  O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
 	struct stat st;
-	int ends[2], error;
+	int ends[2];
 
 	if (fd >= 0 && raw(fstat, fd, &st) == 0 && S_ISCHR(st.st_mode) &&
 	    st.st_rdev == makedev(1, 3)) {
-		error = (int)raw(fcntl, fd, F_SETFL, 0);
-		return error < 0 ? error : fd;
+		TRY((int)raw(fcntl, fd, F_SETFL, 0));
+		return fd;
 	}
 	if (fd >= 0)
 		raw(close, fd);
-	error = (int)raw(pipe2, ends, O_CLOEXEC);
-	if (error < 0)
-		return error;
+	TRY((int)raw(pipe2, ends, O_CLOEXEC));
 	raw(close, ends[1]);
 	return ends[0];
 }
@@ -80,10 +77,10 @@ static int put_high(int fd)
 
 /* Descriptors that the command needs when its own are in place. */
 struct held {
-	int pidfd, memory, cpu;
+	int pidfd, tasks[PIDS]; /* of memory and processor */
 };
 
-static int open_tasks(const struct launch *launch, enum slot base)
+static int open_tasks(const struct launch *launch, int base)
 {
 	int fd = (int)raw(openat, base, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 	int high = fd < 0 ? fd : put_high(fd);
@@ -96,25 +93,25 @@ static int open_tasks(const struct launch *launch, enum slot base)
 static int hold(const struct launch *launch, struct held *held)
 {
 	held->pidfd = put_high(SLOT_PIDFD);
-	held->memory = launch->limited_memory ? open_tasks(launch, SLOT_MEMORY) : HIGH_FD;
-	held->cpu = launch->limited_cpu ? open_tasks(launch, SLOT_CPU) : HIGH_FD;
-	return held->pidfd < 0 ? held->pidfd : held->memory < 0 ? held->memory : held->cpu;
+	TRY(held->pidfd);
+	for (int i = 0; i < PIDS; i++)
+		if (launch->limited[i])
+			TRY(held->tasks[i] = open_tasks(launch, SLOT_V1 + i));
+	return 0;
 }
 
 static int place_stdin(const struct launch *launch)
 {
-	int null;
+	int null, error;
 
 	if (launch->pty || launch->spec.in >= 0)
 		return put(launch->pty ? SLOT_OUT : SLOT_IN, 0);
-	null = open_null();
-	if (null > 0) {
-		int error = put(null, 0);
-
-		raw(close, null);
-		return error;
-	}
-	return null;
+	TRY(null = open_null());
+	if (!null)
+		return 0;
+	error = put(null, 0);
+	raw(close, null);
+	return error;
 }
 
 /* Everything in its final place; whatever else is open gets closed, but for what is held. */
@@ -122,22 +119,14 @@ static int arrange_descriptors(const struct launch *launch, struct held *held)
 {
 	const struct exec_spec *spec = &launch->spec;
 	int high[EXTRA_MAX];
-	int last = 2, error;
+	int last = 2;
 
-	for (size_t i = 0; i < spec->extra_count; i++) {
-		high[i] = put_high(SLOT_EXTRA + (int)i);
-		if (high[i] < 0)
-			return high[i];
-	}
-	error = place_stdin(launch);
-	if (error >= 0)
-		error = put(SLOT_OUT, 1);
-	if (error >= 0)
-		error = put(launch->pty ? SLOT_OUT : SLOT_ERR, 2);
-	if (error >= 0)
-		error = hold(launch, held);
-	if (error < 0)
-		return error;
+	for (size_t i = 0; i < spec->extra_count; i++)
+		TRY(high[i] = put_high(SLOT_EXTRA + (int)i));
+	TRY(place_stdin(launch));
+	TRY(put(SLOT_OUT, 1));
+	TRY(put(launch->pty ? SLOT_OUT : SLOT_ERR, 2));
+	TRY(hold(launch, held));
 	/* In the order of their numbers, so that the gaps between them can be closed. */
 	for (int target = 3; target < HIGH_FD; target++)
 		for (size_t i = 0; i < spec->extra_count; i++) {
@@ -145,9 +134,7 @@ static int arrange_descriptors(const struct launch *launch, struct held *held)
 				continue;
 			if (target > last + 1)
 				raw(close_range, last + 1, target - 1, 0);
-			error = put(high[i], target);
-			if (error < 0)
-				return error;
+			TRY(put(high[i], target));
 			last = target;
 		}
 	for (size_t i = 0; i < spec->extra_count; i++)
@@ -158,12 +145,10 @@ static int arrange_descriptors(const struct launch *launch, struct held *held)
 /* From here on the sandbox's root has power over us. */
 static int join_user_namespace(int pidfd)
 {
-	int error = (int)raw(setns, pidfd, LAST_NAMESPACES);
-
+	TRY((int)raw(setns, pidfd, LAST_NAMESPACES));
 	/* A change of identity may have undone this. */
-	if (!error)
-		error = (int)raw(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
-	return error ? error : (int)raw(close, pidfd);
+	TRY((int)raw(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0));
+	return (int)raw(close, pidfd);
 }
 
 /*
@@ -172,18 +157,16 @@ static int join_user_namespace(int pidfd)
  */
 static int enter_cgroups(const struct launch *launch, const struct held *held)
 {
-	long done = launch->limited_memory ? raw(write, held->memory, "0", 1) : 0;
-
-	if (done >= 0 && launch->limited_cpu)
-		done = raw(write, held->cpu, "0", 1);
-	return done < 0 ? (int)done : 0;
+	for (int i = 0; i < PIDS; i++)
+		if (launch->limited[i])
+			TRY((int)raw(write, held->tasks[i], "0", 1));
+	return 0;
 }
 
 static int drop_capabilities(bool root, bool out_of_reach)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct data[2] = {{0}, {0}};
-	int error;
 
 	if (root)
 		data[0].effective = data[0].permitted = USUAL_CAPS;
@@ -192,10 +175,10 @@ static int drop_capabilities(bool root, bool out_of_reach)
 		/* Root's programs get it from the bounding set, others only so. */
 		data[1].inheritable = root ? 0 : data[1].permitted;
 	}
-	error = (int)raw(capset, &header, data);
-	if (!error && out_of_reach && !root)
-		error = (int)raw(prctl, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, REACH_CAP, 0, 0);
-	return error;
+	TRY((int)raw(capset, &header, data));
+	if (!out_of_reach || root)
+		return 0;
+	return (int)raw(prctl, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, REACH_CAP, 0, 0);
 }
 
 static int limit_bounding_set(bool out_of_reach)
@@ -218,17 +201,17 @@ static int limit_bounding_set(bool out_of_reach)
 static int take_identity(const struct exec_spec *spec)
 {
 	bool apart = spec->flags & EXEC_FLAG_OUT_OF_REACH;
-	int error = (int)raw(setgroups, spec->group_count, spec->groups);
 
-	error = error ? error : (int)raw(setresgid, spec->gid, spec->gid, spec->gid);
-	error = error ? error : limit_bounding_set(apart);
-	if (!error && spec->flags & EXEC_FLAG_NO_NEW_PRIVS)
-		error = (int)raw(prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-	error = error ? error : seccomp_install();
-	if (!error && apart)
-		error = (int)raw(prctl, PR_SET_KEEPCAPS, 1, 0, 0, 0);
-	error = error ? error : (int)raw(setresuid, spec->uid, spec->uid, spec->uid);
-	return error ? error : drop_capabilities(spec->uid == 0, apart);
+	TRY((int)raw(setgroups, spec->group_count, spec->groups));
+	TRY((int)raw(setresgid, spec->gid, spec->gid, spec->gid));
+	TRY(limit_bounding_set(apart));
+	if (spec->flags & EXEC_FLAG_NO_NEW_PRIVS)
+		TRY((int)raw(prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	TRY(seccomp_install());
+	if (apart)
+		TRY((int)raw(prctl, PR_SET_KEEPCAPS, 1, 0, 0, 0));
+	TRY((int)raw(setresuid, spec->uid, spec->uid, spec->uid));
+	return drop_capabilities(spec->uid == 0, apart);
 }
 
 /* Try one file. Only returns when it cannot be executed. */
@@ -246,77 +229,77 @@ NEVER_RETURNS static int try_execute(struct launch *launch, const char *file)
 NEVER_RETURNS static int execute(struct launch *launch)
 {
 	const char *name = launch->spec.argv[0];
-	const char *at = launch->path;
 	size_t len = strlen(name);
 	char file[4096];
 	int error = -ENOENT;
 
-	launch->stage = "program";
-	if (strchr(name, '/')) {
-		error = try_execute(launch, name);
-		return launch_failed(launch, launch->stage, error);
-	}
-	while (len && at) {
-		const char *end = strchrnul(at, ':');
-		size_t dir = (size_t)(end - at);
+	if (strchr(name, '/'))
+		return try_execute(launch, name);
+	for (const char *at = launch->path, *end; len && at; at = *end ? end + 1 : NULL) {
+		size_t dir;
+		int one;
 
-		if (dir + len + 2 <= sizeof(file)) {
-			int one;
-
-			memcpy(file, dir ? at : ".", dir ? dir : 1);
-			dir = dir ? dir : 1;
-			file[dir] = '/';
-			memcpy(file + dir + 1, name, len + 1);
-			one = try_execute(launch, file);
-			if (one != -ENOENT && one != -ENOTDIR && one != -EACCES)
-				return launch_failed(launch, launch->stage, one);
-			/* The search goes on; EACCES is what is told if nothing better is found. */
-			if (one == -EACCES || strcmp(launch->stage, "interpreter") == 0)
-				error = one;
-		}
-		at = *end ? end + 1 : NULL;
+		end = strchrnul(at, ':');
+		dir = (size_t)(end - at);
+		if (dir + len + 2 > sizeof(file))
+			continue;
+		memcpy(file, dir ? at : ".", dir ? dir : 1);
+		dir = dir ? dir : 1;
+		file[dir] = '/';
+		memcpy(file + dir + 1, name, len + 1);
+		one = try_execute(launch, file);
+		if (one != -ENOENT && one != -ENOTDIR && one != -EACCES)
+			return one;
+		/* The search goes on; EACCES is what is told if nothing better is found. */
+		if (one == -EACCES || strcmp(launch->stage, "interpreter") == 0)
+			error = one;
 	}
-	return launch_failed(launch, launch->stage, error);
+	return error;
+}
+
+/* Up to the execution, which needs a frame that the sanitizer does not watch. */
+static int set_up(struct launch *launch)
+{
+	const struct exec_spec *spec = &launch->spec;
+	struct rlimit no_core = {0, 0};
+	struct held held = {0};
+	uint32_t open = GATE_OPEN;
+
+	launch->stage = "session";
+	TRY((int)raw(setsid));
+	launch->stage = "descriptors";
+	TRY(arrange_descriptors(launch, &held));
+	launch->stage = "terminal";
+	if (launch->pty)
+		TRY((int)raw(ioctl, 0, TIOCSCTTY, 0));
+	raw(umask, spec->mask);
+	launch->stage = "limits";
+	TRY((int)raw(prlimit64, 0, RLIMIT_CORE, &no_core, NULL));
+	launch->stage = "join";
+	TRY(join_user_namespace(held.pidfd));
+	launch->stage = "user";
+	TRY(take_identity(spec));
+	launch->stage = "cwd";
+	TRY((int)raw(chdir, spec->cwd));
+	launch->stage = "enter cgroups";
+	TRY(enter_cgroups(launch, &held));
+	launch->stage = "launch";
+	return __atomic_compare_exchange_n(&launch->gate, &open, GATE_PASSED, false, __ATOMIC_SEQ_CST,
+					   __ATOMIC_SEQ_CST)
+		       ? 0
+		       : -ETIMEDOUT;
 }
 
 NEVER_RETURNS int command_run(void *context)
 {
 	struct launch *launch = context;
-	const struct exec_spec *spec = &launch->spec;
-	struct rlimit no_core = {0, 0};
-	struct held held = {-1, -1, -1};
 	uint64_t no_signals = 0;
-	uint32_t open = GATE_OPEN;
-	int error;
 
-	error = (int)raw(setsid);
-	if (error < 0)
-		return launch_failed(launch, "session", error);
-	error = arrange_descriptors(launch, &held);
-	if (error)
-		return launch_failed(launch, "descriptors", error);
-	error = launch->pty ? (int)raw(ioctl, 0, TIOCSCTTY, 0) : 0;
-	if (error)
-		return launch_failed(launch, "terminal", error);
-	raw(umask, spec->mask);
-	error = (int)raw(prlimit64, 0, RLIMIT_CORE, &no_core, NULL);
-	if (error)
-		return launch_failed(launch, "limits", error);
-	error = join_user_namespace(held.pidfd);
-	if (error)
-		return launch_failed(launch, "join", error);
-	error = take_identity(spec);
-	if (error)
-		return launch_failed(launch, "user", error);
-	error = (int)raw(chdir, spec->cwd);
-	if (error)
-		return launch_failed(launch, "cwd", error);
-	error = enter_cgroups(launch, &held);
-	if (error)
-		return launch_failed(launch, "enter cgroups", error);
-	if (!__atomic_compare_exchange_n(&launch->gate, &open, GATE_PASSED, false, __ATOMIC_SEQ_CST,
-					 __ATOMIC_SEQ_CST))
-		return launch_failed(launch, "launch", -ETIMEDOUT);
+	launch->error = set_up(launch);
+	if (launch->error)
+		return 1;
 	raw(rt_sigprocmask, SIG_SETMASK, &no_signals, NULL, sizeof(no_signals));
-	return execute(launch);
+	launch->stage = "program";
+	launch->error = execute(launch);
+	return 1;
 }

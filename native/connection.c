@@ -131,31 +131,6 @@ bool connection_alive(void)
 	return connection.alive;
 }
 
-static ssize_t send_some(const uint8_t *data, size_t len, const int *fds, unsigned count)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
-	} control;
-	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-	ssize_t sent;
-
-	if (count) {
-		memset(&control, 0, sizeof(control));
-		message.msg_control = &control;
-		message.msg_controllen = (socklen_t)CMSG_SPACE(count * sizeof(int));
-		control.header.cmsg_level = SOL_SOCKET;
-		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = (socklen_t)CMSG_LEN(count * sizeof(int));
-		memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
-	}
-	do
-		sent = sendmsg(connection.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-	while (sent < 0 && errno == EINTR);
-	return sent < 0 ? -errno : sent;
-}
-
 static bool copy_descriptors(struct unsent *unsent, const struct builder *b)
 {
 	for (unsigned i = 0; i < b->descriptors; i++) {
@@ -221,7 +196,7 @@ void answer_send(struct builder *b)
 		return;
 	}
 	if (!connection.first) {
-		sent = send_some(b->buf, b->len, b->fds, b->descriptors);
+		sent = send_with(connection.fd, b->buf, b->len, b->fds, b->descriptors);
 		if (sent < 0 && sent != -EAGAIN) {
 			sending_failed(sent);
 			return;
@@ -264,8 +239,8 @@ static void flush(void)
 {
 	while (connection.first) {
 		struct unsent *unsent = connection.first;
-		ssize_t sent = send_some(unsent->data + unsent->sent, unsent->len - unsent->sent,
-					 unsent->fds, unsent->descriptors);
+		ssize_t sent = send_with(connection.fd, unsent->data + unsent->sent,
+					 unsent->len - unsent->sent, unsent->fds, unsent->descriptors);
 
 		if (sent == -EAGAIN)
 			break;
@@ -380,10 +355,7 @@ static int handle_frames(void)
 
 static int receive(void)
 {
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
-	} control;
+	union descriptors control;
 	struct iovec part = {
 		.iov_base = in + connection.have,
 		.iov_len = RECEIVE_MAX - connection.have,
@@ -404,9 +376,8 @@ static int receive(void)
 	return take_descriptors(&message);
 }
 
-static void ready(struct source *source, uint32_t events)
+static void ready(struct source *, uint32_t events)
 {
-	(void)source;
 	if (connection.alive && events & EPOLLOUT) {
 		bool paused = connection.paused;
 
@@ -440,10 +411,8 @@ void connection_open(int fd)
 	arm();
 }
 
-static void client_ended(struct source *source, uint32_t events)
+static void client_ended(struct source *, uint32_t)
 {
-	(void)source;
-	(void)events;
 	/* Nothing is sent any more; what was is acted upon before the connection goes. */
 	connection.deaf = true;
 	drop_unsent();

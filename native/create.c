@@ -14,17 +14,20 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "init.h"
 #include "kernel.h"
 #include "spawner.h"
 
-const char *const worker_steps[] = {
-	"cgroup", "channel", "clone",	     "map", "devices",  "layers",
-	"upper",  "overlay", "mount points", "go",  "writable", "limits",
-};
-const size_t worker_step_count = ARRAY_LEN(worker_steps);
+const char *step_name(size_t index)
+{
+	static const char *const steps[] = {
+		"cgroup", "channel", "clone",	     "map", "devices",	"layers",
+		"upper",  "overlay", "mount points", "go",  "writable", "limits",
+	};
+
+	return index < ARRAY_LEN(steps) ? steps[index] : init_step_name(index - ARRAY_LEN(steps));
+}
 
 static uint8_t clone_stack[32 << 10] __attribute__((aligned(16)));
 
@@ -41,16 +44,15 @@ static int tell(const struct sandbox *sandbox, const void *data, size_t len, int
 static int open_channel(struct sandbox *sandbox, bool ahead, const char *inject, int *their_end)
 {
 	struct init_order order = {.ahead = ahead};
-	int pair[2], error;
+	int pair[2];
 
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-		return -errno;
+	TRY(check(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)));
 	sandbox->channel = pair[0];
 	*their_end = pair[1];
 	if (inject)
 		snprintf(order.inject, sizeof(order.inject), "%s", inject);
-	error = tell(sandbox, &order, sizeof(order), -1);
-	return error ? error : sandbox_listen(sandbox);
+	TRY(tell(sandbox, &order, sizeof(order), -1));
+	return sandbox_listen(sandbox);
 }
 
 static int tell_config(const struct sandbox *sandbox, const struct create_spec *spec)
@@ -66,7 +68,7 @@ static int tell_config(const struct sandbox *sandbox, const struct create_spec *
 /* --- its birth ----------------------------------------------------------------------- */
 
 struct first_process {
-	int tasks[V1_MAX];
+	int tasks[CONTROLLERS];
 	int error;
 	const char *stage;
 };
@@ -84,11 +86,10 @@ static int keep_capabilities(void)
 	struct __user_cap_data_struct data[2] = {
 		{.effective = INIT_CAPS, .permitted = INIT_CAPS, .inheritable = INIT_CAPS}, {0}};
 
-	if (syscall(SYS_capset, &header, data) < 0)
-		return -errno;
+	TRY((int)raw(capset, &header, data));
 	for (unsigned long cap = 0; cap < 32; cap++)
-		if (INIT_CAPS & 1u << cap && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0) < 0)
-			return -errno;
+		if (INIT_CAPS & 1u << cap)
+			TRY((int)raw(prctl, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0));
 	return 0;
 }
 
@@ -96,30 +97,17 @@ static int keep_capabilities(void)
 NEVER_RETURNS static int first_process(void *context)
 {
 	struct first_process *first = context;
-	char *const argv[] = {(char *)INIT_NAME, NULL};
-	char *const env[] = {NULL};
 
 	first->stage = "enter cgroups";
-	for (size_t i = 0; i < V1_MAX; i++)
-		if (first->tasks[i] >= 0 && write(first->tasks[i], "0", 1) < 0) {
-			first->error = -errno;
-			return 1;
-		}
-	first->stage = "descriptors";
-	/* Something has to lie at 0 to 2, and stay there: see init_main. 1 is /dev/null. */
-	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 || dup2(1, 0) < 0 || dup2(1, 2) < 0 ||
-	    dup2(SLOT_CHANNEL, INIT_CHANNEL) < 0 || dup3(SLOT_PROGRAM, 4, O_CLOEXEC) < 0 ||
-	    sys_close_range(5, ~0u, 0) < 0) {
-		first->error = -errno;
-		return 1;
-	}
+	for (size_t i = 0; i < CONTROLLERS; i++)
+		if (first->tasks[i] >= 0 && write(first->tasks[i], "0", 1) < 0)
+			return first->error = -errno;
 	first->stage = "capabilities";
 	first->error = keep_capabilities();
 	if (first->error)
 		return 1;
 	first->stage = "execute pid 1";
-	syscall(SYS_execveat, 4, "", argv, env, EMPTY_PATH);
-	first->error = -errno;
+	first->error = execute_self(INIT_NAME);
 	return 1;
 }
 
@@ -155,14 +143,13 @@ static int clone_first(struct sandbox *sandbox, int their_end, const char **stag
 	};
 	long pid;
 
-	if (cgroup < 0)
-		return cgroup;
-	if (slot_put(their_end, SLOT_CHANNEL) < 0 || slot_put(worker.program, SLOT_PROGRAM) < 0)
-		return -errno;
+	TRY(cgroup);
+	TRY(slot_put(their_end, SLOT_CHANNEL));
+	TRY(slot_put(worker.program, SLOT_PROGRAM));
 	pid = cgroup_open_v1(sandbox, first.tasks);
 	if (!pid)
 		pid = clone_owned(sandbox->id_base, &args, &first);
-	for (size_t i = 0; i < V1_MAX; i++)
+	for (size_t i = 0; i < CONTROLLERS; i++)
 		close_quietly(&first.tasks[i]);
 	slot_clear(SLOT_CHANNEL);
 	slot_clear(SLOT_PROGRAM);
@@ -177,13 +164,10 @@ static int clone_first(struct sandbox *sandbox, int their_end, const char **stag
 static int map_ids(const struct sandbox *sandbox)
 {
 	char path[48], map[48];
-	int error;
 
 	snprintf(map, sizeof(map), "0 %u 65536", sandbox->id_base);
 	snprintf(path, sizeof(path), "%d/uid_map", sandbox->pid);
-	error = write_file_at(worker.proc, path, map);
-	if (error)
-		return error;
+	TRY(write_file_at(worker.proc, path, map));
 	snprintf(path, sizeof(path), "%d/gid_map", sandbox->pid);
 	return write_file_at(worker.proc, path, map);
 }
@@ -193,8 +177,8 @@ static int open_userns(const struct sandbox *sandbox, int *userns)
 	char path[48];
 
 	snprintf(path, sizeof(path), "%d/ns/user", sandbox->pid);
-	*userns = openat(worker.proc, path, O_RDONLY | O_CLOEXEC);
-	return *userns < 0 ? -errno : 0;
+	TRY(*userns = check(openat(worker.proc, path, O_RDONLY | O_CLOEXEC)));
+	return 0;
 }
 
 static void note_namespaces(struct sandbox *sandbox)
@@ -215,75 +199,82 @@ static void note_namespaces(struct sandbox *sandbox)
 /* --- the steps ----------------------------------------------------------------------- */
 
 /*
- * All that needs neither image nor limits, up to a pid 1 that waits for its configuration. Each step
- * fails by -EIO when the tests ask for it.
+ * All that needs neither image nor limits, up to a pid 1 that waits for its configuration. What the
+ * tests ask for fails when it has been done, so that there is something to undo.
  */
 static int make_blank(struct sandbox *sandbox, bool ahead, const char *inject, int *userns,
 		      const char **stage)
 {
 	auto_close int their_end = -1, dev = -1;
-	int error;
 
 	*stage = "cgroup";
-	error = cgroup_create(sandbox);
-	error = error ? error : injected(inject, *stage) ? -EIO : 0;
-	if (error)
-		return error;
+	TRY(cgroup_create(sandbox));
+	TRY(injected(inject, *stage));
 	*stage = "channel";
-	error = open_channel(sandbox, ahead, inject, &their_end);
-	error = error ? error : injected(inject, *stage) ? -EIO : 0;
-	if (error)
-		return error;
+	TRY(open_channel(sandbox, ahead, inject, &their_end));
+	TRY(injected(inject, *stage));
 	*stage = "clone";
-	error = clone_first(sandbox, their_end, stage);
-	error = error ? error : injected(inject, *stage) ? -EIO : 0;
-	if (error)
-		return error;
+	TRY(clone_first(sandbox, their_end, stage));
+	TRY(injected(inject, *stage));
 	/* Pid 1 starts meanwhile; with its ids it makes the mounts that need no root. */
 	*stage = "map";
-	error = injected(inject, *stage) ? -EIO : map_ids(sandbox);
-	error = error ? error : open_userns(sandbox, userns);
-	if (error)
-		return error;
+	TRY(injected(inject, *stage));
+	TRY(map_ids(sandbox));
+	TRY(open_userns(sandbox, userns));
 	*stage = "devices";
-	dev = injected(inject, *stage) ? -EIO : rootfs_take_dev(*userns, sandbox->id_base);
-	return dev < 0 ? dev : tell(sandbox, "", 1, dev);
+	TRY(injected(inject, *stage));
+	TRY(dev = rootfs_take_dev(*userns, sandbox->id_base));
+	return tell(sandbox, "", 1, dev);
 }
 
 static int make_rest(struct sandbox *sandbox, const struct create_spec *spec, int userns,
 		     const char **stage)
 {
 	const char *inject = spec->root.inject;
-	int error = tell_config(sandbox, spec);
 
-	if (error)
-		return error;
-	sandbox->root = rootfs_make(&spec->root, sandbox->id_base, userns, stage);
-	if (sandbox->root < 0)
-		return sandbox->root;
+	TRY(tell_config(sandbox, spec));
+	TRY(sandbox->root = rootfs_make(&spec->root, sandbox->id_base, userns, stage));
 	*stage = "go";
-	error = injected(inject, *stage) ? -EIO : tell(sandbox, "", 1, sandbox->root);
-	if (error)
-		return error;
+	TRY(injected(inject, *stage));
+	TRY(tell(sandbox, "", 1, sandbox->root));
 	/* What can wait is done while pid 1 does its last steps. */
 	*stage = "writable";
-	error = injected(inject, *stage) ? -EIO : rootfs_check(sandbox->root, sandbox->id_base);
-	if (error)
-		return error;
+	TRY(injected(inject, *stage));
+	TRY(rootfs_check(sandbox->root, sandbox->id_base));
 	*stage = "limits";
-	return injected(inject, *stage) ? -EIO : cgroup_limit(sandbox, stage);
+	TRY(injected(inject, *stage));
+	return cgroup_limit(sandbox, stage);
 }
 
-/* NULL after an error was answered. */
+/* One of its own, or the rest of a blank. */
+static int make_sandbox(struct sandbox *sandbox, const struct create_spec *spec, bool blank,
+			const char **stage)
+{
+	auto_close int userns = -1;
+
+	if (blank)
+		TRY(open_userns(sandbox, &userns));
+	else
+		TRY(make_blank(sandbox, false, spec->root.inject, &userns, stage));
+	return make_rest(sandbox, spec, userns, stage);
+}
+
+/* Pid 1 has the word, or what has been made goes again: either is answered later. */
+static int go_on(struct sandbox *sandbox, int error, const char *stage)
+{
+	if (error)
+		create_failed(sandbox, error, stage);
+	else
+		rootfs_release(false);
+	return 0;
+}
+
 static struct sandbox *begin(const struct create_spec *spec)
 {
-	struct sandbox *sandbox = calloc(1, sizeof(*sandbox));
+	struct sandbox *sandbox = timers_reserve() < 0 ? NULL : calloc(1, sizeof(*sandbox));
 
-	if (!sandbox || timers_reserve() < 0) {
-		free(sandbox);
-		answer_error(spec->request, ENOMEM, "memory", "");
+	if (!sandbox)
 		return NULL;
-	}
 	snprintf(sandbox->id, sizeof(sandbox->id), "%s", spec->id);
 	sandbox->pidfd = sandbox->channel = sandbox->root = sandbox->cgroup = sandbox->oom = -1;
 	sandbox->id_base = spec->id_base;
@@ -292,25 +283,20 @@ static struct sandbox *begin(const struct create_spec *spec)
 	return sandbox;
 }
 
-void sandbox_prepare(const struct create_spec *spec)
+int sandbox_prepare(struct request *r, const struct create_spec *spec)
 {
 	const char *stage = "";
 	auto_close int userns = -1;
 	struct sandbox *sandbox;
 	int error;
 
-	if (sandbox_find(spec->id)) {
-		answer_error(spec->request, EEXIST, "sandbox", "this id is in use");
-		return;
-	}
+	if (sandbox_find(spec->id))
+		return fail(r, EEXIST, "sandbox", "this id is in use");
 	sandbox = begin(spec);
 	if (!sandbox)
-		return;
+		return fail(r, ENOMEM, "memory", "");
 	error = make_blank(sandbox, true, spec->root.inject, &userns, &stage);
-	if (error)
-		create_failed(sandbox, error, stage);
-	else
-		rootfs_release(false);
+	return go_on(sandbox, error, stage);
 }
 
 void prepared(struct sandbox *sandbox)
@@ -328,42 +314,30 @@ void prepared(struct sandbox *sandbox)
 		sandbox_destroy(sandbox, REQUEST_NOBODYS);
 }
 
-void sandbox_create(const struct create_spec *spec)
+int sandbox_create(struct request *r, const struct create_spec *spec)
 {
-	uint64_t began_ns = clock_ns(CLOCK_MONOTONIC);
+	uint64_t began_ns = now_ns();
 	struct sandbox *sandbox = sandbox_find(spec->id);
 	bool blank = sandbox && sandbox->state == SANDBOX_BLANK;
-	auto_close int userns = -1;
 	const char *stage = "map";
 	int error;
 
-	if (sandbox && (!blank || sandbox->id_base != spec->id_base)) {
-		answer_error(spec->request, EEXIST, "sandbox", "this id is in use");
-		return;
-	}
-	if (blank) {
-		sandbox->state = SANDBOX_STARTING;
-		sandbox->create_request = spec->request;
-	} else {
-		sandbox = begin(spec);
-		if (!sandbox)
-			return;
-	}
+	if (sandbox && (!blank || sandbox->id_base != spec->id_base))
+		return fail(r, EEXIST, "sandbox", "this id is in use");
+	sandbox = blank ? sandbox : begin(spec);
+	if (!sandbox)
+		return fail(r, ENOMEM, "memory", "");
+	sandbox->state = SANDBOX_STARTING;
+	sandbox->create_request = spec->request;
 	sandbox->expires_ns = spec->keep.expires_ns;
 	sandbox->began_ns = began_ns;
 	sandbox->no_new_privs = spec->flags & CREATE_FLAG_NO_NEW_PRIVS;
 	sandbox->limits = spec->limits;
-	if (spec->keep.note && !keep(spec->id, KEPT_SANDBOX, &spec->keep, &error)) {
-		create_failed(sandbox, error, "keep");
-		return;
-	}
-	error = blank ? open_userns(sandbox, &userns)
-		      : make_blank(sandbox, false, spec->root.inject, &userns, &stage);
-	error = error ? error : make_rest(sandbox, spec, userns, &stage);
-	if (error)
-		create_failed(sandbox, error, stage);
+	if (spec->keep.note && !keep(spec->id, KEPT_SANDBOX, &spec->keep, &error))
+		stage = "keep";
 	else
-		rootfs_release(false);
+		error = make_sandbox(sandbox, spec, blank, &stage);
+	return go_on(sandbox, error, stage);
 }
 
 void answer_created(struct sandbox *sandbox, uint64_t request)
@@ -373,7 +347,7 @@ void answer_created(struct sandbox *sandbox, uint64_t request)
 
 	numbers[0] = (uint64_t)sandbox->pid;
 	memcpy(numbers + 1, sandbox->namespaces, sizeof(sandbox->namespaces));
-	numbers[NAMESPACE_KINDS + 1] = clock_ns(CLOCK_MONOTONIC) - sandbox->began_ns;
+	numbers[NAMESPACE_KINDS + 1] = now_ns() - sandbox->began_ns;
 	build_text(b, TAG_SANDBOX, sandbox->id);
 	build_u64s(b, TAG_CREATED_NUMBERS, numbers, ARRAY_LEN(numbers));
 	build_fd(b, TAG_ROOT_FD, sandbox->root);

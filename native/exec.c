@@ -17,7 +17,6 @@
 #define KILL_TRIES 8u
 
 static struct exec *table[BUCKETS];
-static struct exec *dead;
 
 struct exec *exec_find(uint64_t id)
 {
@@ -65,9 +64,6 @@ static void slow_down(struct sandbox *sandbox)
 	cgroup_slow_down(sandbox);
 }
 
-static void answer_progress(struct exec *exec, uint64_t request);
-static void tell_started(struct exec *exec);
-
 /* Drop it; what waits for news of it is told that there will be none. */
 static void forget(struct exec *exec)
 {
@@ -89,79 +85,12 @@ static void forget(struct exec *exec)
 	stream_close(&exec->out);
 	stream_close(&exec->err);
 	for (unsigned i = 0; i < exec->watchers; i++)
-		answer_progress(exec, exec->watcher[i].request);
+		exec_answer_progress(exec, exec->watcher[i].request);
 	for (unsigned i = 0; i < exec->signals; i++)
 		answer_number(exec->signal[i].request, 0);
 	if (exec->watch >= 0)
 		inotify_forget(exec->watch);
-	exec->dead = dead;
-	dead = exec;
-}
-
-void execs_free_dead(void)
-{
-	while (dead) {
-		struct exec *next = dead->dead;
-
-		free(dead);
-		dead = next;
-	}
-}
-
-/* --- news ---------------------------------------------------------------------------- */
-
-static uint64_t progress_flags(const struct exec *exec)
-{
-	return (exec->out.eof ? PROGRESS_FLAG_STDOUT_EOF : 0u) |
-	       (exec->err.eof ? PROGRESS_FLAG_STDERR_EOF : 0u) |
-	       (exec->ended ? PROGRESS_FLAG_ENDED : 0u);
-}
-
-static void build_progress(struct builder *b, const struct exec *exec)
-{
-	uint64_t numbers[] = {exec->out.total, exec->err.total, progress_flags(exec),
-			      exec->spool_bytes};
-
-	build_u64s(b, TAG_PROGRESS_NUMBERS, numbers, ARRAY_LEN(numbers));
-}
-
-static void answer_progress(struct exec *exec, uint64_t request)
-{
-	struct builder *b = answer_begin(TYPE_PROGRESS, request);
-
-	build_progress(b, exec);
-	answer_send(b);
-}
-
-static bool is_news(const struct exec *exec, const struct watcher *watcher)
-{
-	return exec->out.total > watcher->seen_out || exec->err.total > watcher->seen_err ||
-	       (exec->out.eof && exec->err.eof);
-}
-
-static void tell_watchers(struct exec *exec)
-{
-	unsigned kept = 0;
-
-	for (unsigned i = 0; i < exec->watchers; i++) {
-		struct watcher *watcher = &exec->watcher[i];
-
-		if (is_news(exec, watcher))
-			answer_progress(exec, watcher->request);
-		else
-			exec->watcher[kept++] = *watcher;
-	}
-	exec->watchers = kept;
-}
-
-void exec_progress(struct exec *exec)
-{
-	uint64_t total = exec->out.total + exec->err.total;
-
-	if (exec->kill_bytes && total > exec->kill_bytes && !exec->ended && !exec->killed)
-		exec_kill(exec, REASON_OUTPUT_LIMIT);
-	if (exec->watchers)
-		tell_watchers(exec);
+	free_later(exec);
 }
 
 /* --- the end ------------------------------------------------------------------------- */
@@ -175,16 +104,10 @@ static void add_leftover(pid_t host_pid, void *context)
 {
 	struct leftovers *leftovers = context;
 	struct process process;
-	uint8_t *at;
 
-	if (process_read(leftovers->exec, host_pid, &process) < 0)
-		return;
-	at = build_space(leftovers->b, TAG_LEFTOVER, 16 + process.name_len);
-	if (!at)
-		return;
-	put_u64(at, (uint64_t)host_pid);
-	put_u64(at + 8, (uint64_t)process.pid);
-	memcpy(at + 16, process.name, process.name_len);
+	if (process_read(leftovers->exec, host_pid, &process) == 0)
+		build_process(leftovers->b, TAG_LEFTOVER, &process,
+			      (uint64_t[]){(uint64_t)host_pid, (uint64_t)process.pid}, 2);
 }
 
 static void build_stream(struct builder *b, struct stream *stream, uint16_t data, uint16_t fd)
@@ -204,7 +127,7 @@ static void answer_end(struct exec *exec, int status, enum reason reason, uint64
 		       const struct usage *usage)
 {
 	bool signalled = WIFSIGNALED(status);
-	uint64_t took = clock_ns(CLOCK_MONOTONIC) - exec->began_ns;
+	uint64_t took = now_ns() - exec->began_ns;
 	uint64_t numbers[14] = {
 		signalled ? 2u : 1u,
 		(uint64_t)(signalled ? WTERMSIG(status) : WEXITSTATUS(status)),
@@ -234,10 +157,8 @@ static void answer_end(struct exec *exec, int status, enum reason reason, uint64
 	build_stream(b, &exec->err, TAG_STDERR_DATA, TAG_STDERR_FD);
 	if (!exec->cgroup_gone) {
 		struct leftovers leftovers = {exec, b};
-		char name[32];
 
-		cgroup_exec_name(exec, "", name, sizeof(name));
-		cgroup_pids(exec->sandbox, name, add_leftover, &leftovers);
+		cgroup_exec_pids(exec, add_leftover, &leftovers);
 	}
 	keep_answer(exec, b);
 	answer_send(b);
@@ -258,7 +179,7 @@ static void keep_leftovers(struct exec *exec)
 	exec->watch = cgroup_exec_watch(exec);
 	/* It may have become empty before the watch began; and a watch may be refused. */
 	timer_set(&exec->timer,
-		  clock_ns(CLOCK_MONOTONIC) + (exec->watch < 0 ? 100 : 20) * NS_PER_MS);
+		  now_ns() + (exec->watch < 0 ? 100 : 20) * NS_PER_MS);
 }
 
 static void conclude(struct exec *exec)
@@ -269,7 +190,7 @@ static void conclude(struct exec *exec)
 	struct usage used = exec->usage;
 
 	if (now_ooms > sandbox->ooms_seen)
-		sandbox->oom_ns = clock_ns(CLOCK_MONOTONIC);
+		sandbox->oom_ns = now_ns();
 	sandbox->ooms_seen = now_ooms;
 	timer_cancel(&exec->timer);
 	cgroup_exec_usage(exec, &used);
@@ -284,7 +205,7 @@ static void conclude(struct exec *exec)
 	exec->ended = true;
 	exec->tries = 0;
 	answer_end(exec, exec->status, why(exec, exec->status, ooms), ooms, &used);
-	tell_watchers(exec);
+	exec_tell_watchers(exec);
 	if (exec->cgroup_gone) {
 		forget(exec);
 		sandbox_kill_progress(sandbox);
@@ -298,7 +219,7 @@ static void conclude(struct exec *exec)
 static void conclude_when_dead(struct exec *exec)
 {
 	if (exec->killed && exec->tries++ < DEATH_TRIES && cgroup_exec_populated(exec))
-		timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) +
+		timer_set(&exec->timer, now_ns() +
 						(exec->tries < 20 ? 1 : 20) * NS_PER_MS);
 	else
 		conclude(exec);
@@ -343,7 +264,7 @@ void exec_sandbox_gone(struct exec *exec)
 			return;
 		}
 		if (tell)
-			tell_started(exec);
+			exec_tell_started(exec);
 	}
 	drain_rest(exec);
 	if (!exec->ended) {
@@ -365,7 +286,7 @@ void exec_check_cgroup(struct exec *exec)
 		return;
 	if (cgroup_exec_remove(exec) < 0) {
 		if (exec->killed || exec->watch < 0 || exec->tries < 10)
-			timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) +
+			timer_set(&exec->timer, now_ns() +
 							(exec->tries++ < 20 ? 2 : 100) * NS_PER_MS);
 		slow_down(exec->sandbox);
 		return;
@@ -394,12 +315,12 @@ static void check_killed(struct exec *exec)
 	if (running)
 		cgroup_exec_kill(exec);
 	timer_set(&exec->timer,
-		  clock_ns(CLOCK_MONOTONIC) + (running ? 50u * exec->tries : 50u) * NS_PER_MS);
+		  now_ns() + (running ? 50u * exec->tries : 50u) * NS_PER_MS);
 }
 
 void exec_kill(struct exec *exec, enum reason cause)
 {
-	if (exec->queued) {
+	if (is_queued(exec)) {
 		exec_unlaunch(exec);
 		exec_failed(exec, ECANCELED, "launch", "it was killed before its turn came");
 		return;
@@ -412,7 +333,7 @@ void exec_kill(struct exec *exec, enum reason cause)
 		cgroup_hasten(exec->sandbox);
 		cgroup_exec_kill(exec);
 	}
-	timer_set(&exec->timer, clock_ns(CLOCK_MONOTONIC) + (exec->ended ? 1 : 50) * NS_PER_MS);
+	timer_in(&exec->timer, (exec->ended ? 1 : 50) * NS_PER_MS);
 }
 
 static void timer_fired(struct timer *timer)
@@ -465,25 +386,12 @@ struct exec *exec_new(const struct exec_spec *spec)
 	exec->kill_bytes = spec->kill_bytes;
 	exec->out.exec = exec->err.exec = exec;
 	exec->timer.fire = timer_fired;
-	exec->began_ns = clock_ns(CLOCK_MONOTONIC);
+	exec->began_ns = now_ns();
 	exec->began_real_ns = clock_ns(CLOCK_REALTIME);
 	exec->deadline = spec->deadline_ns ? exec->began_ns + spec->deadline_ns : 0;
 	exec->ooms_before = cgroup_ooms(exec->sandbox);
 	list(exec);
 	return exec;
-}
-
-static void tell_started(struct exec *exec)
-{
-	struct builder *b = answer_begin(TYPE_STARTED, exec->request);
-	pid_t host = inspect_host_pid(exec->sandbox, exec);
-	uint64_t numbers[] = {(uint64_t)host, (uint64_t)exec->pid};
-
-	build_u64s(b, TAG_STARTED_NUMBERS, numbers, ARRAY_LEN(numbers));
-	/* A terminal that has hung up already is no more: its last holder was fast. */
-	if (exec->pty && exec->out.fd >= 0)
-		build_fd(b, TAG_PTY_FD, exec->out.fd);
-	answer_send(b);
 }
 
 static void send_early(struct exec *exec)
@@ -500,7 +408,7 @@ void exec_started(struct exec *exec, pid_t pid, bool tell)
 	exec->pid = pid;
 	exec->tries = 0;
 	if (tell)
-		tell_started(exec);
+		exec_tell_started(exec);
 	send_early(exec);
 	if (exec->leader_gone) {
 		exec_leader_ended(exec, exec->status, &exec->usage);
@@ -523,101 +431,9 @@ void exec_failed(struct exec *exec, int error, const char *stage, const char *me
 	exec_check_cgroup(exec);
 }
 
-/* --- requests about one -------------------------------------------------------------- */
-
-void exec_output(struct exec *exec, uint64_t request)
-{
-	struct builder *b;
-	int error = stream_spool(&exec->out);
-
-	error = error ? error : stream_spool(&exec->err);
-	if (error) {
-		answer_error(request, -error, "spool", "");
-		return;
-	}
-	b = answer_begin(TYPE_OUTPUT, request);
-	build_progress(b, exec);
-	build_fd(b, TAG_STDOUT_FD, exec->out.spool);
-	build_fd(b, TAG_STDERR_FD, exec->err.spool);
-	answer_send(b);
-}
-
-void exec_watch(struct exec *exec, uint64_t request, uint64_t seen_out, uint64_t seen_err)
-{
-	if (exec->watchers == WATCHERS_MAX) {
-		answer_error(request, EBUSY, "watch", "too many watch this exec");
-		return;
-	}
-	exec->watcher[exec->watchers++] = (struct watcher){request, seen_out, seen_err};
-	tell_watchers(exec);
-}
-
-void exec_mark(struct exec *exec, uint64_t request)
-{
-	if (!exec->queued) {
-		stream_drain(&exec->out);
-		stream_drain(&exec->err);
-	}
-	answer_progress(exec, request);
-	exec_progress(exec);
-}
-
-void exec_await(struct exec *exec, uint64_t request)
-{
-	exec->request = request;
-	if (!exec->launch)
-		tell_started(exec);
-}
-
 void execs_unwatch(void)
 {
 	for (size_t i = 0; i < BUCKETS; i++)
 		for (struct exec *exec = table[i]; exec; exec = exec->next)
 			exec->watchers = 0;
-}
-
-void exec_forget(struct exec *exec, uint64_t request)
-{
-	if (!exec->ended) {
-		answer_error(request, EBUSY, "exec", "it has not ended");
-		return;
-	}
-	exec->forgotten = true;
-	for (struct stream *stream = &exec->out;; stream = &exec->err) {
-		close_quietly(&stream->spool);
-		stream_drop(stream);
-		stream->spool_errno = ENOENT; /* drained and counted, kept no more */
-		if (stream == &exec->err)
-			break;
-	}
-	answer_ok(request);
-}
-
-void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope scope)
-{
-	unsigned reached;
-	char name[32];
-
-	if (exec->cgroup_gone || (scope == SCOPE_LEADER && exec->ended)) {
-		answer_number(request, 0);
-		return;
-	}
-	if (scope == SCOPE_TREE && signum == SIGKILL) {
-		cgroup_exec_name(exec, "", name, sizeof(name));
-		reached = cgroup_pids(exec->sandbox, name, NULL, NULL);
-		if (exec->ended)
-			cgroup_exec_kill(exec);
-		else
-			exec_kill(exec, REASON_SIGNAL);
-	} else if (exec->launch) {
-		/* What is there is perhaps not yet the command, or it may run for a while already. */
-		if (exec->signals == SIGNALS_MAX)
-			answer_error(request, EBUSY, "signal", "too many wait for it to start");
-		else
-			exec->signal[exec->signals++] = (struct early_signal){request, signum, scope};
-		return;
-	} else {
-		reached = inspect_signal(exec, signum, scope);
-	}
-	answer_number(request, reached);
 }

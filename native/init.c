@@ -28,46 +28,10 @@
 #include "kernel.h"
 #include "util.h"
 
-enum step {
-	STEP_NAMESPACE,
-	STEP_LOOPBACK,
-	STEP_IDENTITY,
-	STEP_PROC,
-	STEP_SYS,
-	STEP_DEV,
-	STEP_DEVPTS,
-	STEP_SYSCTL,
-	STEP_MASK,
-	STEP_HOSTNAME,
-	STEP_SHM,
-	STEP_ROOT,
-	STEP_PLACE,
-	STEP_PIVOT,
-	STEP_PRIVILEGES,
-	STEP_COUNT,
-};
-
-const char *const init_steps[] = {
-	[STEP_NAMESPACE] = "namespace",
-	[STEP_LOOPBACK] = "loopback",
-	[STEP_IDENTITY] = "identity",
-	[STEP_PROC] = "proc",
-	[STEP_SYS] = "sys",
-	[STEP_DEV] = "dev",
-	[STEP_DEVPTS] = "devpts",
-	[STEP_SYSCTL] = "sysctl",
-	[STEP_MASK] = "mask",
-	[STEP_HOSTNAME] = "hostname",
-	[STEP_SHM] = "shm",
-	[STEP_ROOT] = "root",
-	[STEP_PLACE] = "place",
-	[STEP_PIVOT] = "pivot",
-	[STEP_PRIVILEGES] = "privileges",
-};
-const size_t init_step_count = STEP_COUNT;
-
 static struct init_order order;
 static struct init_config config;
+static int mount_given = -1; /* with the last message */
+static const char *inject = order.inject; /* the step that shall fail */
 
 /*
  * What lies in the root of every sandbox, put together here before there is one. The image can have
@@ -79,13 +43,13 @@ static struct init_config config;
 
 static void report(const struct report *message)
 {
-	while (send(INIT_CHANNEL, message, sizeof(*message), MSG_NOSIGNAL) < 0 && errno == EINTR)
+	while (send(CHANNEL, message, sizeof(*message), MSG_NOSIGNAL) < 0 && errno == EINTR)
 		;
 }
 
 static int receive(void *data, size_t len, int *fd)
 {
-	return message_receive(INIT_CHANNEL, data, len, fd);
+	return message_receive(CHANNEL, data, len, fd);
 }
 
 static int loopback_up(void)
@@ -93,9 +57,7 @@ static int loopback_up(void)
 	struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
 	auto_close int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &request) < 0)
-		return -errno;
-	return 0;
+	return check(fd < 0 ? fd : ioctl(fd, SIOCSIFFLAGS, &request));
 }
 
 static int become_root(void)
@@ -103,14 +65,7 @@ static int become_root(void)
 	/* setgroups first: an unmapped supplementary group must not stay. */
 	if (setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
 		return -errno;
-	if (setsid() < 0 && errno != EPERM)
-		return -errno;
-	return 0;
-}
-
-static int attach(int mount, const char *path)
-{
-	return sys_move_mount(mount, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0 ? -errno : 0;
+	return setsid() < 0 && errno != EPERM ? -errno : 0;
 }
 
 static int make_mount(const char *type, const char *path, unsigned attributes,
@@ -119,15 +74,11 @@ static int make_mount(const char *type, const char *path, unsigned attributes,
 	auto_close int fs = sys_fsopen(type);
 	auto_close int mount = -1;
 
-	if (fs < 0)
-		return -errno;
+	TRY(fs);
 	for (size_t i = 0; options && options[i][0]; i++)
-		if (sys_fsconfig(fs, FSCONFIG_SET_STRING, options[i][0], options[i][1], 0) < 0)
-			return -errno;
-	if (sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
-		return -errno;
-	mount = sys_fsmount(fs, attributes);
-	return mount < 0 ? -errno : attach(mount, path);
+		TRY(sys_fsset(fs, options[i][0], options[i][1]));
+	TRY(mount = sys_fsmount(fs, attributes));
+	return sys_attach(mount, path);
 }
 
 static int make_devpts(void)
@@ -148,14 +99,10 @@ static int make_shm(void)
 	return make_mount("tmpfs", NEW_DEV "/shm", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, options);
 }
 
-static int mount_root(int root)
+static int mount_root(void)
 {
-	int error = attach(root, "/mnt");
-
-	if (error)
-		return error;
-	/* The descriptor leads into the mount just moved; /mnt by name does too. */
-	return chdir("/mnt") < 0 ? -errno : 0;
+	TRY(sys_attach(mount_given, "/mnt"));
+	return check(chdir("/mnt"));
 }
 
 /* Move each mount, and what lies on it, to its place below the current directory. */
@@ -168,16 +115,9 @@ static int place_mounts(void)
 			sys_openat2(AT_FDCWD, mounts[i][1], O_PATH | O_DIRECTORY | O_CLOEXEC,
 				    RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
 
-		if (place < 0 || sys_move_mount(AT_FDCWD, mounts[i][0], place, "", TO_EMPTY_PATH) < 0)
-			return -errno;
+		TRY(place);
+		TRY(sys_move_mount(AT_FDCWD, mounts[i][0], place, "", TO_EMPTY_PATH));
 	}
-	return 0;
-}
-
-static int pivot(void)
-{
-	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
-		return -errno;
 	return 0;
 }
 
@@ -188,13 +128,10 @@ static int cover(const char *path, const char *with)
 		.attr_set = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC};
 	auto_close int copy = sys_open_tree(AT_FDCWD, with, CLONE_TREE | O_CLOEXEC);
 
-	if (copy < 0)
-		return errno == ENOENT ? 0 : -errno;
-	if (strcmp(with, NEW_DEV "/null") != 0 && sys_mount_setattr(copy, "", EMPTY_PATH, &read_only) < 0)
-		return -errno;
-	if (sys_move_mount(copy, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0)
-		return errno == ENOENT ? 0 : -errno;
-	return 0;
+	TRY(copy);
+	if (strcmp(with, NEW_DEV "/null") != 0)
+		TRY(sys_mount_setattr(copy, "", EMPTY_PATH, &read_only));
+	return sys_attach(copy, path);
 }
 
 /*
@@ -230,21 +167,15 @@ static int mask_paths(void)
 {
 	for (size_t i = 0; i < ARRAY_LEN(masked); i++) {
 		const char *path = masked[i].path;
-		int error = 0;
+		int error = -ENOENT;
 
 		if (faccessat(AT_FDCWD, path, masked[i].mode, 0) == 0)
 			error = cover(path, masked[i].with ? masked[i].with : path);
-		if (error < 0)
-			return error;
+		if (error != -ENOENT)
+			TRY(error);
 	}
 	/* The covers keep it; nobody can put anything into a removed directory. */
-	return rmdir(NEW_DEV "/.empty") < 0 ? -errno : 0;
-}
-
-static int set_sysctls(void)
-{
-	/* No user namespace below this one: it would bring back every capability. */
-	return write_file_at(AT_FDCWD, NEW_PROC "/sys/user/max_user_namespaces", "0");
+	return check(rmdir(NEW_DEV "/.empty"));
 }
 
 static int drop_privileges(void)
@@ -255,107 +186,111 @@ static int drop_privileges(void)
 
 	/* The bounding set stays: it only bounds what execve gives, and we execute nothing. */
 	prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-	if (setrlimit(RLIMIT_CORE, &no_core) < 0 || syscall(SYS_capset, &header, none) < 0)
-		return -errno;
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return -errno;
+	TRY(check(setrlimit(RLIMIT_CORE, &no_core)));
+	TRY((int)raw(capset, &header, none));
+	TRY(check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)));
+	TRY(check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)));
 	/* Changing identity clears the death signal, so it comes last. */
-	if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
-		return -errno;
-	return sys_close_range(INIT_CHANNEL + 1, ~0u, 0) < 0 ? -errno : 0;
+	TRY(check(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)));
+	return sys_close_range(CHANNEL + 1, ~0u, 0);
 }
 
-/* `mount`: the one that came with the last message. */
-static int run_step(enum step step, int mount)
+/* Not in clone3: there it would be rooted at the worker's own cgroup. */
+static int unshare_cgroups(void)
 {
-	switch (step) {
-	case STEP_NAMESPACE:
-		/* Not in clone3: there it would be rooted at the worker's own cgroup. */
-		return unshare(CLONE_NEWCGROUP) < 0 ? -errno : 0;
-	case STEP_LOOPBACK:
-		return loopback_up();
-	case STEP_IDENTITY:
-		return become_root();
-	case STEP_PROC:
-		return make_mount("proc", NEW_PROC, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
-	case STEP_SYS:
-		return make_mount("sysfs", NEW_SYS,
-				  ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
-	case STEP_DEV:
-		return attach(mount, NEW_DEV);
-	case STEP_DEVPTS:
-		return make_devpts();
-	case STEP_SYSCTL:
-		return set_sysctls();
-	case STEP_MASK:
-		return mask_paths();
-	case STEP_HOSTNAME:
-		return sethostname(config.hostname, strlen(config.hostname)) < 0 ? -errno : 0;
-	case STEP_SHM:
-		return make_shm();
-	case STEP_ROOT:
-		return mount_root(mount);
-	case STEP_PLACE:
-		return place_mounts();
-	case STEP_PIVOT:
-		return pivot();
-	case STEP_PRIVILEGES:
-		return drop_privileges();
-	case STEP_COUNT:
-		break;
-	}
-	return -EINVAL;
+	return check(unshare(CLONE_NEWCGROUP));
 }
 
-static void fail(enum step step, int error)
+static int make_proc(void)
 {
-	struct report message = {
-		.kind = REPORT_FAILED, .status = -error, .stage = (uint32_t)step};
-
-	report(&message);
-	_exit(1);
+	return make_mount("proc", NEW_PROC, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
 }
 
-/* Wait for what the worker has to have done, or to tell, before a step. */
-static int await_worker(enum step step, int *mount)
+static int make_sys(void)
 {
-	struct report prepared = {.kind = REPORT_PREPARED};
+	return make_mount("sysfs", NEW_SYS, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
+}
+
+static int attach_dev(void)
+{
+	return sys_attach(mount_given, NEW_DEV);
+}
+
+/* No user namespace below this one: it would bring back every capability. */
+static int forbid_user_namespaces(void)
+{
+	return write_file_at(AT_FDCWD, NEW_PROC "/sys/user/max_user_namespaces", "0");
+}
+
+static int set_hostname(void)
+{
+	return check(sethostname(config.hostname, strlen(config.hostname)));
+}
+
+static int await_order(void)
+{
+	return receive(&order, sizeof(order), NULL);
+}
+
+static int await_mount(void)
+{
 	char go;
 
-	switch (step) {
-	case STEP_NAMESPACE:
-		return receive(&order, sizeof(order), NULL);
-	/* What needs no ids is done while the worker maps them, */
-	case STEP_IDENTITY:
-		return receive(&go, 1, mount);
-	/* what needs no configuration before it is asked for, */
-	case STEP_HOSTNAME:
-		if (order.ahead)
-			report(&prepared);
-		return receive(&config, sizeof(config), NULL);
-	/* and what needs no root while it is made. */
-	case STEP_ROOT:
-		close_quietly(mount);
-		return receive(&go, 1, mount);
-	default:
-		return 0;
-	}
+	close_quietly(&mount_given);
+	return receive(&go, 1, &mount_given);
+}
+
+static int await_config(void)
+{
+	struct report prepared = {.kind = REPORT_PREPARED};
+
+	if (order.ahead)
+		report(&prepared);
+	TRY(receive(&config, sizeof(config), NULL));
+	inject = config.inject;
+	return check(prctl(PR_SET_NAME, INIT_NAME, 0, 0, 0));
+}
+
+/* Each is begun as soon as the worker has done, or told, what it needs. */
+static const struct {
+	const char *name;
+	int (*run)(void);
+	int (*await)(void);
+} steps[] = {
+	{"namespace", unshare_cgroups, await_order},
+	{"loopback", loopback_up, NULL},
+	{"identity", become_root, await_mount}, /* our ids are mapped */
+	{"proc", make_proc, NULL},
+	{"sys", make_sys, NULL},
+	{"dev", attach_dev, NULL},
+	{"devpts", make_devpts, NULL},
+	{"sysctl", forbid_user_namespaces, NULL},
+	{"mask", mask_paths, NULL},
+	{"hostname", set_hostname, await_config},
+	{"shm", make_shm, NULL},
+	{"root", mount_root, await_mount},
+	{"place", place_mounts, NULL},
+	{"pivot", pivot_here, NULL},
+	{"privileges", drop_privileges, NULL},
+};
+
+const char *init_step_name(size_t index)
+{
+	return index < ARRAY_LEN(steps) ? steps[index].name : NULL;
 }
 
 static void set_up(void)
 {
-	int mount = -1;
+	for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+		int error = steps[i].await ? steps[i].await() : 0;
 
-	for (enum step step = 0; step < STEP_COUNT; step++) {
-		int error = await_worker(step, &mount);
-		const char *inject = step < STEP_HOSTNAME ? order.inject : config.inject;
-
-		if (step == STEP_HOSTNAME)
-			prctl(PR_SET_NAME, INIT_NAME, 0, 0, 0);
 		if (!error)
-			error = strcmp(inject, init_steps[step]) == 0 ? -EIO : run_step(step, mount);
-		if (error)
-			fail(step, error);
+			error = strcmp(inject, steps[i].name) == 0 ? -EIO : steps[i].run();
+		if (error) {
+			report(&(struct report){
+				.kind = REPORT_FAILED, .status = -error, .stage = (uint32_t)i});
+			_exit(1);
+		}
 	}
 }
 

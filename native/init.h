@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 #define INIT_NAME "pid1"
-#define INIT_CHANNEL 3
 
 /* Until it is told what for: then INIT_NAME. */
 #define BLANK_NAME "blank"
@@ -35,7 +34,7 @@ struct report {
 	uint32_t kind;
 	int32_t pid;
 	int32_t status; /* of a process, or errno */
-	uint32_t stage; /* index into init_steps */
+	uint32_t stage; /* number of a step */
 	uint64_t user_us;
 	uint64_t system_us;
 	uint64_t peak_kib;
@@ -43,8 +42,8 @@ struct report {
 	uint64_t blocks_out;
 };
 
-extern const char *const init_steps[];
-extern const size_t init_step_count;
+/* NULL behind the last. */
+const char *init_step_name(size_t index);
 
 /* Never returns. */
 _Noreturn void init_main(void);

@@ -82,6 +82,18 @@ int process_read(const struct exec *exec, pid_t host_pid, struct process *proces
 	return exec && !belongs(exec, dir) ? -ESRCH : parse_status(text, process);
 }
 
+void build_process(struct builder *b, uint16_t tag, const struct process *process,
+		   const uint64_t *numbers, size_t count)
+{
+	uint8_t *at = build_space(b, tag, 8 * count + process->name_len);
+
+	if (!at)
+		return;
+	for (size_t i = 0; i < count; i++)
+		put_u64(at + 8 * i, numbers[i]);
+	memcpy(at + 8 * count, process->name, process->name_len);
+}
+
 /* --- one among those of an exec ------------------------------------------------------- */
 
 struct search {
@@ -99,13 +111,11 @@ static void search_one(pid_t host_pid, void *context)
 		search->found = host_pid;
 }
 
-pid_t inspect_host_pid(struct sandbox *sandbox, const struct exec *exec)
+pid_t inspect_host_pid(const struct exec *exec)
 {
 	struct search search = {.exec = exec};
-	char name[32];
 
-	cgroup_exec_name(exec, "", name, sizeof(name));
-	cgroup_pids(sandbox, name, search_one, &search);
+	cgroup_exec_pids(exec, search_one, &search);
 	return search.found;
 }
 
@@ -162,13 +172,11 @@ unsigned inspect_signal(const struct exec *exec, int signum, enum scope scope)
 {
 	struct signalling signalling = {.exec = exec, .signum = signum, .scope = scope};
 	unsigned before, rounds = 0;
-	char name[32];
 
-	cgroup_exec_name(exec, "", name, sizeof(name));
 	/* Those to be killed may fork meanwhile. */
 	do {
 		before = signalling.reached;
-		cgroup_pids(exec->sandbox, name, signal_one, &signalling);
+		cgroup_exec_pids(exec, signal_one, &signalling);
 	} while (signum == SIGKILL && scope != SCOPE_LEADER && signalling.reached > before &&
 		 ++rounds < KILL_ROUNDS);
 	return signalling.reached;
@@ -185,23 +193,17 @@ static void list_one(pid_t host_pid, void *context)
 {
 	struct listing *listing = context;
 	struct process process;
-	uint8_t *at;
+	uint64_t numbers[3] = {0, (uint64_t)host_pid, listing->exec ? listing->exec->id : 0};
 
 	if (process_read(listing->exec, host_pid, &process) < 0)
 		return;
-	at = build_space(listing->b, TAG_PROCESS, 24 + process.name_len);
-	if (!at)
-		return;
-	put_u64(at, (uint64_t)process.pid);
-	put_u64(at + 8, (uint64_t)host_pid);
-	put_u64(at + 16, listing->exec ? listing->exec->id : 0);
-	memcpy(at + 24, process.name, process.name_len);
+	numbers[0] = (uint64_t)process.pid;
+	build_process(listing->b, TAG_PROCESS, &process, numbers, ARRAY_LEN(numbers));
 }
 
 void inspect_processes(struct sandbox *sandbox, uint64_t request)
 {
 	struct listing listing;
-	char name[32];
 
 	if (sandbox->state != SANDBOX_LIVE) {
 		answer_error(request, ESRCH, "sandbox", "it is gone");
@@ -211,9 +213,8 @@ void inspect_processes(struct sandbox *sandbox, uint64_t request)
 	list_one(sandbox->pid, &listing);
 	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling) {
 		listing.exec = exec;
-		cgroup_exec_name(exec, "", name, sizeof(name));
 		if (!exec->cgroup_gone)
-			cgroup_pids(sandbox, name, list_one, &listing);
+			cgroup_exec_pids(exec, list_one, &listing);
 	}
 	answer_send(listing.b);
 }

@@ -4,7 +4,6 @@
  * the sandbox or command. Notes are the node's: nothing here looks into them.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 #define BUCKETS 4096u
 #define PAGE_ENTRIES 256u
 #define PAGE_BYTES (1u << 20)
-#define NOTE_MAX (256u << 10)
 
 struct kept {
 	struct kept *prev, *later; /* in the order in which they came */
@@ -39,11 +37,7 @@ static uint64_t serials;
 
 static struct kept **chain_of(const char *name)
 {
-	uint32_t hash = 2166136261u;
-
-	for (; *name; name++)
-		hash = (hash ^ (uint8_t)*name) * 16777619u;
-	return &table[hash % BUCKETS];
+	return &table[hash_of(name) % BUCKETS];
 }
 
 static struct kept *find(const char *name)
@@ -86,6 +80,9 @@ static int copy_all(int *to, unsigned *have, const int *fds, unsigned count)
 	return 0;
 }
 
+/* The analyser of gcc 12 loses sight of what is in the table. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wanalyzer-malloc-leak"
 /* Returns 0 or -errno, and then changes nothing. */
 static int set(struct kept *kept, const struct keep_spec *spec)
 {
@@ -111,6 +108,8 @@ static int set(struct kept *kept, const struct keep_spec *spec)
 	}
 	return 0;
 }
+
+#pragma GCC diagnostic pop
 
 static void unlist(struct kept *kept)
 {
@@ -172,142 +171,47 @@ void keep_drop(const char *name)
 		release(kept);
 }
 
-/* The command must not seem to run for ever: at least that it has ended is kept. */
-static void keep_failure(struct kept *kept, int error)
-{
-	static uint8_t buf[256];
-	struct builder b;
-
-	build_begin(&b, buf, sizeof(buf), TYPE_ERROR, 0);
-	build_u64(&b, TAG_ERRNO, (uint64_t)-error);
-	build_text(&b, TAG_STAGE, "kept");
-	build_text(&b, TAG_MESSAGE, "there was no room to keep how it ended");
-	kept->type = TYPE_ERROR;
-	kept->answer_len = b.len - FRAME_HEADER;
-	kept->answer = malloc(kept->answer_len);
-	if (kept->answer)
-		memcpy(kept->answer, buf + FRAME_HEADER, kept->answer_len);
-	else
-		kept->answer_len = 0;
-}
-
 void keep_answer(struct exec *exec, const struct builder *b)
 {
 	struct kept *kept = exec->kept;
-	int error;
+	size_t len = b->len - FRAME_HEADER;
 
 	if (!kept)
 		return;
 	exec->kept = NULL;
 	kept->exec = NULL;
 	kept->ended_ns = clock_ns(CLOCK_REALTIME);
-	error = b->overflow ? -EMSGSIZE :
-			      copy_all(kept->answer_fds, &kept->answer_count, b->fds, b->descriptors);
-	if (!error) {
-		kept->answer_len = b->len - FRAME_HEADER;
-		kept->answer = malloc(kept->answer_len + 1);
-		error = kept->answer ? 0 : -ENOMEM;
-	}
-	if (error) {
-		close_all(kept->answer_fds, &kept->answer_count);
-		keep_failure(kept, error);
+	kept->type = get_u16(b->buf + 4);
+	kept->answer = b->overflow ? NULL : malloc(len + 1);
+	/* The command must not seem to run for ever: that it has ended is kept at least. */
+	if (!kept->answer || copy_all(kept->answer_fds, &kept->answer_count, b->fds, b->descriptors) < 0) {
+		free(kept->answer);
+		kept->answer = NULL;
 		return;
 	}
-	memcpy(kept->answer, b->buf + FRAME_HEADER, kept->answer_len);
-	kept->type = get_u16(b->buf + 4);
+	memcpy(kept->answer, b->buf + FRAME_HEADER, len);
+	kept->answer_len = len;
 }
 
-static void answer_again(const struct kept *kept, uint64_t request)
+static int answer_again(struct request *r, const struct kept *kept)
 {
-	struct builder *b = answer_begin(kept->type, request);
+	struct builder *b;
 
-	if (kept->answer_len > b->cap - b->len) {
-		b->overflow = true;
-	} else {
+	if (!kept->answer)
+		return fail(r, ENOMEM, "kept", "there was no room to keep how it ended");
+	b = answer_begin(kept->type, r->frame->request);
+	b->overflow = kept->answer_len > b->cap - b->len;
+	if (!b->overflow) {
 		memcpy(b->buf + b->len, kept->answer, kept->answer_len);
 		b->len += kept->answer_len;
 	}
 	for (unsigned i = 0; i < kept->answer_count; i++)
 		b->fds[b->descriptors++] = kept->answer_fds[i];
 	answer_send(b);
+	return 0;
 }
 
 /* --- requests ------------------------------------------------------------------------ */
-
-bool take_keep_field(struct request *r, const struct field *field, struct keep_spec *spec)
-{
-	if (field->tag == TAG_NOTE) {
-		if (field->len > NOTE_MAX)
-			refuse(r, EMSGSIZE, "a note of more than 256 KiB");
-		spec->note = field->data;
-		spec->note_len = field->len;
-	} else if (field->tag == TAG_KEEP_FD) {
-		spec->has_fds = true;
-		if (!field->len)
-			return true; /* none, instead of those that are kept */
-		if (spec->count == KEEP_FDS_MAX)
-			refuse(r, EINVAL, "too many descriptors to keep");
-		else
-			spec->fds[spec->count++] = take_fd(r, field, 0);
-	} else if (field->tag == TAG_EXPIRES) {
-		take_numbers(r, field, &spec->expires_ns, 1);
-		spec->expires = true;
-	} else {
-		return false;
-	}
-	return true;
-}
-
-static void handle_keep(struct request *r)
-{
-	struct keep_spec spec = {0};
-	struct sandbox *sandbox;
-	const char *name = "";
-	struct field field;
-	int error;
-
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_KEPT)
-			name = take_text(r, &field, ID_MAX);
-		else if (!take_keep_field(r, &field, &spec))
-			unknown_tag(r);
-	}
-	if (!*name)
-		refuse(r, EINVAL, "no name is given");
-	if (refused(r))
-		return;
-	terminate(r);
-	if (!keep(name, KEPT_PLAIN, &spec, &error)) {
-		answer_error(r->frame->request, -error, "keep", "");
-		return;
-	}
-	sandbox = sandbox_find(name);
-	if (sandbox && spec.expires)
-		sandbox->expires_ns = spec.expires_ns;
-	answer_ok(r->frame->request);
-}
-
-static void handle_drop(struct request *r)
-{
-	const char *names[LAYERS_MAX];
-	size_t count = 0;
-	struct field field;
-
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_KEPT && count < ARRAY_LEN(names))
-			names[count++] = take_text(r, &field, ID_MAX);
-		else
-			unknown_tag(r);
-	}
-	if (refused(r))
-		return;
-	terminate(r);
-	for (size_t i = 0; i < count; i++)
-		keep_drop(names[i]);
-	answer_ok(r->frame->request);
-}
 
 static enum kept_state state_of(const struct kept *kept, const struct sandbox *sandbox)
 {
@@ -341,23 +245,14 @@ static void build_kept(struct builder *b, const struct kept *kept)
 }
 
 /* Those behind a serial number, as many as a frame has room for; none: that were all. */
-static void handle_kept_list(struct request *r)
+int handle_kept_list(struct request *r)
 {
 	uint64_t after = 0;
 	unsigned entries = 0;
 	struct builder *b;
-	struct field field;
 	struct kept *kept = first;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_AFTER)
-			take_numbers(r, &field, &after, 1);
-		else
-			unknown_tag(r);
-	}
-	if (refused(r))
-		return;
+	TRY(TAKE(r, NUMBERS(TAG_AFTER, &after, 1)));
 	while (kept && kept->serial <= after)
 		kept = kept->later;
 	b = answer_begin(TYPE_KEPT_PAGE, r->frame->request);
@@ -366,55 +261,25 @@ static void handle_kept_list(struct request *r)
 	     kept = kept->later, entries++)
 		build_kept(b, kept);
 	answer_send(b);
+	return 0;
 }
 
-static void handle_await(struct request *r)
+int handle_await(struct request *r)
 {
 	const char *name = "";
 	struct sandbox *sandbox;
-	struct field field;
 	struct kept *kept;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_KEPT)
-			name = take_text(r, &field, ID_MAX);
-		else
-			unknown_tag(r);
-	}
-	if (!*name)
-		refuse(r, EINVAL, "no name is given");
-	if (refused(r))
-		return;
-	terminate(r);
+	TRY(TAKE(r, TEXT(TAG_KEPT, &name, ID_MAX)));
 	kept = find(name);
 	sandbox = sandbox_find(name);
 	if (kept && kept->exec)
 		exec_await(kept->exec, r->frame->request);
 	else if (kept && kept->type)
-		answer_again(kept, r->frame->request);
+		return answer_again(r, kept);
 	else if (sandbox)
 		sandbox_await(sandbox, r->frame->request);
 	else
-		answer_error(r->frame->request, ENOENT, "kept", "nothing of this name is there");
-}
-
-bool keep_request(struct request *r)
-{
-	switch (r->frame->type) {
-	case TYPE_KEEP:
-		handle_keep(r);
-		return true;
-	case TYPE_DROP:
-		handle_drop(r);
-		return true;
-	case TYPE_KEPT_LIST:
-		handle_kept_list(r);
-		return true;
-	case TYPE_AWAIT:
-		handle_await(r);
-		return true;
-	default:
-		return false;
-	}
+		return fail(r, ENOENT, "kept", "nothing of this name is there");
+	return 0;
 }

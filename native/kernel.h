@@ -1,6 +1,7 @@
-/* System calls and constants that libc headers of the supported age lack. */
+/* System calls and constants that libc headers of the supported age lack; each returns -errno. */
 #pragma once
 
+#include <fcntl.h>
 #include <linux/mount.h>
 #include <linux/openat2.h>
 #include <linux/sched.h>
@@ -48,51 +49,6 @@ struct mount_attributes {
 	uint64_t userns_fd;
 };
 
-static inline int sys_open_tree(int dir, const char *path, unsigned flags)
-{
-	return (int)syscall(SYS_open_tree, dir, path, flags);
-}
-
-static inline int sys_move_mount(int from, const char *from_path, int to, const char *to_path,
-				 unsigned flags)
-{
-	return (int)syscall(SYS_move_mount, from, from_path, to, to_path, flags);
-}
-
-static inline int sys_fsopen(const char *type)
-{
-	return (int)syscall(SYS_fsopen, type, 1 /* FSOPEN_CLOEXEC */);
-}
-
-static inline int sys_fsconfig(int fs, unsigned command, const char *key, const void *value,
-			       int aux)
-{
-	return (int)syscall(SYS_fsconfig, fs, command, key, value, aux);
-}
-
-static inline int sys_fsmount(int fs, unsigned attributes)
-{
-	return (int)syscall(SYS_fsmount, fs, 1 /* FSMOUNT_CLOEXEC */, attributes);
-}
-
-static inline int sys_mount_setattr(int dir, const char *path, unsigned flags,
-				    struct mount_attributes *attributes)
-{
-	return (int)syscall(SYS_mount_setattr, dir, path, flags, attributes, sizeof(*attributes));
-}
-
-static inline int sys_close_range(unsigned first, unsigned last, unsigned flags)
-{
-	return (int)syscall(SYS_close_range, first, last, flags);
-}
-
-static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_t resolve)
-{
-	struct open_how how = {.flags = flags, .resolve = resolve};
-
-	return (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
-}
-
 /*
  * System calls that return -errno and leave errno alone: helpers share it, as all our memory,
  * with the worker and with each other.
@@ -131,11 +87,86 @@ static inline long raw_syscall(long number, long a, long b, long c, long d, long
 	raw_syscall(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e))
 #define raw(name, ...) raw_padded(SYS_##name, ##__VA_ARGS__, 0, 0, 0, 0, 0, 0)
 
+static inline int sys_open_tree(int dir, const char *path, unsigned flags)
+{
+	return (int)raw(open_tree, dir, path, flags);
+}
+
+static inline int sys_move_mount(int from, const char *from_path, int to, const char *to_path,
+				 unsigned flags)
+{
+	return (int)raw(move_mount, from, from_path, to, to_path, flags);
+}
+
+/* A detached mount, to the place that `path` names. */
+static inline int sys_attach(int mount, const char *path)
+{
+	return sys_move_mount(mount, "", AT_FDCWD, path, MOVE_EMPTY_PATH);
+}
+
+/* Make the current directory, a mount, the root, and leave the old one. */
+static inline int pivot_here(void)
+{
+	int error = (int)raw(pivot_root, ".", ".");
+
+	error = error ? error : (int)raw(umount2, ".", 2 /* MNT_DETACH */);
+	return error ? error : (int)raw(chdir, "/");
+}
+
+static inline int sys_fsopen(const char *type)
+{
+	return (int)raw(fsopen, type, 1 /* FSOPEN_CLOEXEC */);
+}
+
+static inline int sys_fsconfig(int fs, unsigned command, const char *key, const void *value,
+			       int aux)
+{
+	return (int)raw(fsconfig, fs, command, key, value, aux);
+}
+
+static inline int sys_fsset(int fs, const char *key, const char *value)
+{
+	return sys_fsconfig(fs, FSCONFIG_SET_STRING, key, value, 0);
+}
+
+/* A detached mount of what `fs` is set to. */
+static inline int sys_fsmount(int fs, unsigned attributes)
+{
+	int error = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+
+	return error ? error : (int)raw(fsmount, fs, 1 /* FSMOUNT_CLOEXEC */, attributes);
+}
+
+static inline int sys_mount_setattr(int dir, const char *path, unsigned flags,
+				    struct mount_attributes *attributes)
+{
+	return (int)raw(mount_setattr, dir, path, flags, attributes, sizeof(*attributes));
+}
+
+static inline int sys_close_range(unsigned first, unsigned last, unsigned flags)
+{
+	return (int)raw(close_range, first, last, flags);
+}
+
+static inline int sys_openat2(int dir, const char *path, uint64_t flags, uint64_t resolve)
+{
+	struct open_how how = {.flags = flags, .resolve = resolve};
+
+	return (int)raw(openat2, dir, path, &how, sizeof(how));
+}
+
 /*
  * For functions that end in execve on a stack that will be used again: what the sanitizer noted of
  * their frames would never be taken back.
  */
 #define NEVER_RETURNS __attribute__((no_sanitize("address"), noinline))
+
+/*
+ * Become this program under another name, with nothing open but what was in SLOT_CHANNEL, and
+ * /dev/null. Returns -errno.
+ */
+#define CHANNEL 3
+int execute_self(const char *name);
 
 /*
  * clone3 whose child runs `fn(arg)` on `args->stack` and exits with its result. The caller's

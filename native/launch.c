@@ -29,7 +29,6 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -55,7 +54,7 @@ static unsigned spare_count;
 /* Here the kernel holds a new process to the limit: who comes from elsewhere may go beyond. */
 static int enter_pids(const struct launch *launch)
 {
-	int fd = (int)raw(openat, SLOT_PIDS, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+	int fd = (int)raw(openat, SLOT_V1 + PIDS, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 	long done = fd < 0 ? fd : raw(write, fd, "0", 1);
 
 	if (fd >= 0)
@@ -75,7 +74,7 @@ static int inner(void *context)
 		.child_tid = (uint64_t)(uintptr_t)&launch->running,
 		STACK(launch, 2),
 	};
-	int error = launch->limited_pids ? enter_pids(launch) : 0;
+	int error = launch->limited[PIDS] ? enter_pids(launch) : 0;
 	long pid;
 
 	if (error)
@@ -230,7 +229,6 @@ static void give_back(struct launch *launch)
 struct launch *launch_new(const struct exec_spec *spec, struct exec *exec)
 {
 	const struct sandbox *sandbox = spec->sandbox;
-	const struct cgroup_bases *bases = &worker.cgroups;
 	struct launch *launch = take_spare();
 
 	if (!launch)
@@ -241,10 +239,9 @@ struct launch *launch_new(const struct exec_spec *spec, struct exec *exec)
 		.stacks = launch->stacks,
 		.pidfd = -1,
 		.pty = spec->flags & EXEC_FLAG_PTY,
-		.limited_memory = bases->memory >= 0 && sandbox->limits.memory,
-		.limited_cpu = bases->cpu >= 0 && sandbox->limits.cpu_milli,
-		.limited_pids = bases->pids >= 0 && sandbox->limits.pids,
 	};
+	for (int i = 0; i < CONTROLLERS; i++)
+		launch->limited[i] = worker.cgroups.v1[i] >= 0 && sandbox->limits.of[i];
 	if (sandbox->no_new_privs)
 		launch->spec.flags |= EXEC_FLAG_NO_NEW_PRIVS;
 	snprintf(launch->tasks, sizeof(launch->tasks), "%s/tasks", sandbox->id);
@@ -260,43 +257,34 @@ const struct exec_spec *launch_spec(const struct launch *launch)
 	return &launch->spec;
 }
 
-/* Take copies; on failure none is kept. */
-int launch_hold(struct launch *launch)
+static int *held_fd(struct exec_spec *spec, size_t index)
 {
-	struct exec_spec *spec = &launch->spec;
-	int copies[EXTRA_MAX + 1];
-	size_t count = 0;
-	int in = spec->in < 0 ? -1 : dup_cloexec(spec->in);
-
-	if (spec->in >= 0 && in < 0)
-		return in;
-	for (; count < spec->extra_count; count++) {
-		copies[count] = dup_cloexec(spec->extra[count].fd);
-		if (copies[count] < 0) {
-			int error = copies[count];
-
-			while (count)
-				close(copies[--count]);
-			close_quietly(&in);
-			return error;
-		}
-	}
-	spec->in = in;
-	for (size_t i = 0; i < count; i++)
-		spec->extra[i].fd = copies[i];
-	launch->held = true;
-	return 0;
+	return index ? &spec->extra[index - 1].fd : &spec->in;
 }
 
+int launch_hold(struct launch *launch)
+{
+	int error = 0;
+
+	/* After a failure the rest stays the request's alone. */
+	for (size_t i = 0; i <= launch->spec.extra_count; i++) {
+		int *fd = held_fd(&launch->spec, i);
+
+		if (*fd >= 0)
+			*fd = error ? -1 : dup_cloexec(*fd);
+		error = *fd < -1 ? *fd : error;
+	}
+	launch->held = true;
+	return error;
+}
+
+/* The numbers stay: they say what is in the slots. */
 static void let_go(struct launch *launch)
 {
-	if (!launch->held)
-		return;
+	for (size_t i = 0; launch->held && i <= launch->spec.extra_count; i++)
+		if (*held_fd(&launch->spec, i) >= 0)
+			close(*held_fd(&launch->spec, i));
 	launch->held = false;
-	if (launch->spec.in >= 0)
-		close(launch->spec.in);
-	for (size_t i = 0; i < launch->spec.extra_count; i++)
-		close(launch->spec.extra[i].fd);
 }
 
 static bool gone(const struct launch *launch)
@@ -313,11 +301,10 @@ static void await_change(uint32_t *word, uint32_t from, uint64_t ns)
 		raw(futex, word, FUTEX_WAIT, from, &time);
 }
 
-static void joiner_ended(struct source *source, uint32_t events)
+static void joiner_ended(struct source *source, uint32_t)
 {
 	struct launch *launch = container_of(source, struct launch, source);
 
-	(void)events;
 	if (launch->pidfd < 0 || !gone(launch))
 		return;
 	loop_remove(launch->pidfd);
@@ -349,7 +336,7 @@ bool launch_begin(struct launch *launch, uint64_t patience_ns)
 	long pid;
 
 	forget_peak();
-	worker.started_ns = clock_ns(CLOCK_MONOTONIC);
+	worker.started_ns = now_ns();
 	launch->alive = 1;
 	pid = clone_onto_stack(&args, joiner, launch);
 	if (pid < 0) {
@@ -458,7 +445,7 @@ int launch_measure(const char *path, uint64_t *durations, size_t count)
 	};
 
 	for (size_t i = 0; i < count; i++) {
-		uint64_t began = clock_ns(CLOCK_MONOTONIC);
+		uint64_t began = now_ns();
 		long pid = clone_onto_stack(&args, measured, (void *)(uintptr_t)path);
 		int status;
 
@@ -467,7 +454,7 @@ int launch_measure(const char *path, uint64_t *durations, size_t count)
 		while (waitpid((pid_t)pid, &status, 0) < 0)
 			if (errno != EINTR)
 				return -errno;
-		durations[i] = clock_ns(CLOCK_MONOTONIC) - began;
+		durations[i] = now_ns() - began;
 		if (status)
 			return WIFEXITED(status) && WEXITSTATUS(status) == 127 ? -ENOENT : -ECHILD;
 	}

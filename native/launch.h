@@ -13,7 +13,7 @@ struct launch {
 	struct exec_spec spec;
 	bool held; /* the descriptors of the spec are our own */
 	bool pty;
-	bool limited_memory, limited_cpu, limited_pids; /* by version 1 */
+	bool limited[CONTROLLERS]; /* by version 1 */
 	char tasks[ID_MAX + 8]; /* below the base of each hierarchy */
 	char *strings;
 	const char *path; /* the exec's own PATH */

@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <time.h>
 
 #include "spawner.h"
 
@@ -18,16 +17,14 @@ int loop_add(int fd, struct source *source, uint32_t events)
 
 	if (epoll_ctl(worker.epoll, EPOLL_CTL_ADD, fd, &event) == 0)
 		return 0;
-	if (errno == EEXIST && epoll_ctl(worker.epoll, EPOLL_CTL_MOD, fd, &event) == 0)
-		return 0;
-	return -errno;
+	return errno == EEXIST ? loop_again(fd, source, events) : -errno;
 }
 
 int loop_again(int fd, struct source *source, uint32_t events)
 {
 	struct epoll_event event = {.events = events, .data.ptr = source};
 
-	return epoll_ctl(worker.epoll, EPOLL_CTL_MOD, fd, &event) < 0 ? -errno : 0;
+	return check(epoll_ctl(worker.epoll, EPOLL_CTL_MOD, fd, &event));
 }
 
 void loop_remove(int fd)
@@ -86,6 +83,11 @@ void timer_set(struct timer *timer, uint64_t at)
 	sift(heap_len, timer);
 }
 
+void timer_in(struct timer *timer, uint64_t ns)
+{
+	timer_set(timer, now_ns() + ns);
+}
+
 void timer_cancel(struct timer *timer)
 {
 	size_t index = timer->index;
@@ -108,13 +110,31 @@ int timers_run(void)
 		if (!heap_len)
 			return -1;
 		first = heap[1];
-		now = clock_ns(CLOCK_MONOTONIC);
+		now = now_ns();
 		if (first->at > now) {
 			wait_ms = (first->at - now + NS_PER_MS - 1) / NS_PER_MS;
 			return wait_ms > INT_MAX ? INT_MAX : (int)wait_ms;
 		}
 		timer_cancel(first);
 		first->fire(first);
+	}
+}
+
+static void **blocks;
+
+void free_later(void *block)
+{
+	*(void ***)block = blocks;
+	blocks = block;
+}
+
+void free_blocks(void)
+{
+	while (blocks) {
+		void **block = blocks;
+
+		blocks = *block;
+		free(block);
 	}
 }
 
@@ -139,7 +159,5 @@ int slot_put(int fd, enum slot slot)
 
 int dup_cloexec(int fd)
 {
-	int copy = fcntl(fd, F_DUPFD_CLOEXEC, SLOT_END);
-
-	return copy < 0 ? -errno : copy;
+	return check(fcntl(fd, F_DUPFD_CLOEXEC, SLOT_END));
 }

@@ -5,7 +5,6 @@
  *   coldframe-native --version | --steps
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/securebits.h>
 #include <sched.h>
@@ -36,16 +35,14 @@ struct worker worker = {
 	.program = -1,
 	.home_mounts = -1,
 	.home_network = -1,
-	.cgroups = {.unified = -1, .memory = -1, .cpu = -1, .pids = -1},
+	.cgroups = {.unified = -1, .v1 = {-1, -1, -1}},
 };
 
-static void inotify_ready(struct source *source, uint32_t events)
+static void inotify_ready(struct source *, uint32_t)
 {
 	char buf[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
 	ssize_t got;
 
-	(void)source;
-	(void)events;
 	while ((got = read(worker.inotify, buf, sizeof(buf))) > 0)
 		for (ssize_t at = 0; at < got;) {
 			const struct inotify_event *event = (const void *)(buf + at);
@@ -71,24 +68,20 @@ void inotify_forget(int watch)
 /* Nothing inherited stays but the connection; the low numbers are kept for helpers. */
 static int arrange_descriptors(int connection)
 {
-	int above = fcntl(connection, F_DUPFD_CLOEXEC, SLOT_END);
-	int null;
+	int above = dup_cloexec(connection);
 
-	if (above < 0)
-		return -errno;
+	TRY(above);
 	sys_close_range(0, 1, 0);
-	if (sys_close_range(3, (unsigned)above - 1, 0) < 0 ||
-	    sys_close_range((unsigned)above + 1, ~0u, 0) < 0)
-		return -errno;
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	if (null != 0 || dup2(null, 1) < 0)
+	TRY(sys_close_range(3, (unsigned)above - 1, 0));
+	TRY(sys_close_range((unsigned)above + 1, ~0u, 0));
+	worker.null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (worker.null != 0)
 		return -EBADF;
-	if (fcntl(2, F_GETFD) < 0 && dup2(null, 2) < 0)
-		return -errno;
-	worker.null = null;
+	TRY(check(dup2(worker.null, 1)));
+	if (fcntl(2, F_GETFD) < 0)
+		TRY(check(dup2(worker.null, 2)));
 	for (int slot = SLOT_OUT; slot < SLOT_END; slot++)
-		if (dup3(null, slot, O_CLOEXEC) < 0)
-			return -errno;
+		TRY(slot_put(worker.null, (enum slot)slot));
 	return above;
 }
 
@@ -97,11 +90,9 @@ static int settle(void)
 	struct rlimit limit;
 	sigset_t all;
 
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return -errno;
+	TRY(check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)));
 	/* To act under a sandbox's ids without losing capabilities each time. */
-	if (prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) < 0)
-		return -errno;
+	TRY(check(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)));
 	clearenv();
 	setsid();
 	umask(0);
@@ -114,15 +105,18 @@ static int settle(void)
 		setrlimit(RLIMIT_NOFILE, &limit);
 		worker.files = limit.rlim_max;
 	}
-	return chdir("/") < 0 ? -errno : 0;
+	return check(chdir("/"));
 }
 
-static int open_home(void)
+/* Returns the connection, or -errno. */
+static int start(int connection)
 {
-	worker.home_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
-	worker.home_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-	worker.epoll = epoll_create1(EPOLL_CLOEXEC);
-	return worker.home_mounts < 0 || worker.home_network < 0 || worker.epoll < 0 ? -errno : 0;
+	TRY(settle());
+	TRY(connection = arrange_descriptors(connection));
+	TRY(worker.home_mounts = check(open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)));
+	TRY(worker.home_network = check(open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)));
+	TRY(worker.epoll = check(epoll_create1(EPOLL_CLOEXEC)));
+	return connection;
 }
 
 /*
@@ -145,22 +139,14 @@ static void turn(void)
 	}
 	turns_run();
 	launches_reap();
-	execs_free_dead();
-	sandboxes_free_dead();
+	free_blocks();
 }
 
 static int serve(int connection)
 {
-	int error = settle();
-
-	if (error) {
-		fprintf(stderr, "coldframe-native: cannot settle: %s\n", strerror(-error));
-		return 1;
-	}
-	connection = arrange_descriptors(connection);
-	error = connection < 0 ? connection : open_home();
-	if (error) {
-		fprintf(stderr, "coldframe-native: cannot start: %s\n", strerror(-error));
+	connection = start(connection);
+	if (connection < 0) {
+		fprintf(stderr, "coldframe-native: cannot start: %s\n", strerror(-connection));
 		return 1;
 	}
 	seccomp_prepare();
@@ -204,10 +190,8 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (argc == 2 && strcmp(argv[1], "--steps") == 0) {
-		for (size_t i = 0; i < worker_step_count; i++)
-			printf("%s\n", worker_steps[i]);
-		for (size_t i = 0; i < init_step_count; i++)
-			printf("%s\n", init_steps[i]);
+		for (size_t i = 0; step_name(i); i++)
+			printf("%s\n", step_name(i));
 		return 0;
 	}
 	if (argc == 4 && strcmp(argv[1], "spawner") == 0 && strcmp(argv[2], "--fd") == 0 &&

@@ -66,7 +66,8 @@ static void spool_write(struct stream *stream, const uint8_t *data, size_t len, 
 	}
 }
 
-void stream_drop(struct stream *stream)
+/* Hold nothing of it in memory any more. */
+static void drop(struct stream *stream)
 {
 	if (stream->held_cap >= HELD_MUCH)
 		worker.swollen = true;
@@ -83,7 +84,7 @@ int stream_spool(struct stream *stream)
 	if (stream->spool < 0)
 		return -errno;
 	spool_write(stream, stream->held, stream->held_len, 0);
-	stream_drop(stream);
+	drop(stream);
 	return 0;
 }
 
@@ -192,11 +193,10 @@ void stream_drain(struct stream *stream)
 	}
 }
 
-static void stream_ready(struct source *source, uint32_t events)
+static void stream_ready(struct source *source, uint32_t)
 {
 	struct stream *stream = container_of(source, struct stream, source);
 
-	(void)events;
 	if (stream->fd >= 0)
 		turns_join(stream);
 }
@@ -224,5 +224,12 @@ void stream_close(struct stream *stream)
 {
 	end(stream);
 	close_quietly(&stream->spool);
-	stream_drop(stream);
+	drop(stream);
+}
+
+void stream_forget(struct stream *stream)
+{
+	close_quietly(&stream->spool);
+	drop(stream);
+	stream->spool_errno = ENOENT;
 }

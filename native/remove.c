@@ -46,7 +46,6 @@ static int remove_one(struct removal *removal, int dir, const char *name, unsign
 {
 	auto_close int below = -1;
 	char moved[48];
-	int error;
 
 	if (unlinkat(dir, name, 0) == 0) {
 		removal->removed++;
@@ -66,16 +65,14 @@ static int remove_one(struct removal *removal, int dir, const char *name, unsign
 		/* Too deep for our descriptors: continue with it from the top. */
 		snprintf(moved, sizeof(moved), ".removed-%d-%llu", getpid(),
 			 (unsigned long long)removal->serial++);
-		return renameat(dir, name, removal->top, moved) < 0 ? -errno : 1;
+		TRY(check(renameat(dir, name, removal->top, moved)));
+		return 1;
 	}
-	below = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (below < 0)
-		return -errno;
-	error = empty(removal, below, depth + 1);
-	if (error)
-		return error;
-	if (unlinkat(dir, name, AT_REMOVEDIR) < 0)
-		return -errno;
+	TRY(below = check(openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)));
+	if (depth == 0)
+		removal->top = below;
+	TRY(empty(removal, below, depth + 1));
+	TRY(check(unlinkat(dir, name, AT_REMOVEDIR)));
 	removal->removed++;
 	return 1;
 }
@@ -86,8 +83,7 @@ static int pass(struct removal *removal, int dir, unsigned depth)
 	uint8_t buf[ENTRIES_BYTES] __attribute__((aligned(8)));
 	int count = 0;
 
-	if (lseek(dir, 0, SEEK_SET) < 0)
-		return -errno;
+	TRY(check(lseek(dir, 0, SEEK_SET)));
 	for (;;) {
 		long got = syscall(SYS_getdents64, dir, buf, sizeof(buf));
 
@@ -121,32 +117,6 @@ static int empty(struct removal *removal, int dir, unsigned depth)
 	return count;
 }
 
-int remove_below(int dir, const char *name, uint64_t *removed)
-{
-	struct removal removal = {.top = -1};
-	int error;
-
-	*removed = 0;
-	if (unlinkat(dir, name, 0) == 0 || unlinkat(dir, name, AT_REMOVEDIR) == 0) {
-		*removed = 1;
-		return 0;
-	}
-	if (errno == ENOENT)
-		return 0;
-	if (errno != ENOTEMPTY && errno != EEXIST)
-		return -errno;
-	removal.top = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (removal.top < 0)
-		return -errno;
-	error = empty(&removal, removal.top, 0);
-	*removed = removal.removed;
-	close(removal.top);
-	if (!error && unlinkat(dir, name, AT_REMOVEDIR) < 0)
-		error = -errno;
-	*removed += !error;
-	return error;
-}
-
 /* --- the process ---------------------------------------------------------------------- */
 
 struct order {
@@ -160,6 +130,16 @@ struct outcome {
 	int error;
 };
 
+/* Counts what was removed; a name that is not there is no error. */
+static struct outcome remove_tree_now(int dir, const struct order *order)
+{
+	struct removal removal = {.top = -1};
+	int error = remove_one(&removal, dir, order->name, 0);
+
+	return (struct outcome){
+		.request = order->request, .removed = removal.removed, .error = error < 0 ? error : 0};
+}
+
 _Noreturn void remover_main(void)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
@@ -169,15 +149,14 @@ _Noreturn void remover_main(void)
 		struct outcome outcome = {0};
 		int dir = -1;
 
-		outcome.error = message_receive(REMOVER_CHANNEL, &order, sizeof(order), &dir);
+		outcome.error = message_receive(CHANNEL, &order, sizeof(order), &dir);
 		if (outcome.error == -ECONNRESET)
 			_exit(0); /* the worker has ended */
-		outcome.request = order.request;
 		order.name[sizeof(order.name) - 1] = '\0';
 		if (!outcome.error)
-			outcome.error = remove_below(dir, order.name, &outcome.removed);
+			outcome = remove_tree_now(dir, &order);
 		close_quietly(&dir);
-		if (send(REMOVER_CHANNEL, &outcome, sizeof(outcome), MSG_NOSIGNAL) < 0)
+		if (send(CHANNEL, &outcome, sizeof(outcome), MSG_NOSIGNAL) < 0)
 			_exit(0);
 	}
 }
@@ -202,16 +181,9 @@ static uint8_t stack[16 << 10] __attribute__((aligned(16)));
 
 NEVER_RETURNS static int run_remover(void *context)
 {
-	char *const argv[] = {(char *)REMOVER_NAME, NULL};
-	char *const env[] = {NULL};
 	int *error = context;
 
-	if (sys_close_range(SLOT_END, ~0u, CLOSE_UNSHARE) < 0 ||
-	    dup2(SLOT_CHANNEL, REMOVER_CHANNEL) < 0 || dup3(SLOT_PROGRAM, 4, O_CLOEXEC) < 0 ||
-	    sys_close_range(5, ~0u, 0) < 0)
-		*error = -errno;
-	else if (syscall(SYS_execveat, 4, "", argv, env, EMPTY_PATH) < 0)
-		*error = -errno;
+	*error = execute_self(REMOVER_NAME);
 	return 1;
 }
 
@@ -276,10 +248,8 @@ static void hand_over_some(void)
 	}
 }
 
-static void channel_ready(struct source *source, uint32_t events)
+static void channel_ready(struct source *, uint32_t)
 {
-	(void)source;
-	(void)events;
 	while (channel >= 0) {
 		struct outcome outcome;
 		ssize_t got = recv(channel, &outcome, sizeof(outcome), MSG_DONTWAIT);
@@ -308,10 +278,9 @@ static int start_remover(void)
 	int pair[2], error = 0;
 	long pid;
 
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-		return -errno;
-	if (slot_put(pair[1], SLOT_CHANNEL) < 0 || slot_put(worker.program, SLOT_PROGRAM) < 0)
-		error = -errno;
+	TRY(check(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)));
+	error = slot_put(pair[1], SLOT_CHANNEL);
+	error = error ? error : slot_put(worker.program, SLOT_PROGRAM);
 	pid = error ? error : clone_onto_stack(&args, run_remover, &error);
 	slot_clear(SLOT_CHANNEL);
 	slot_clear(SLOT_PROGRAM);
@@ -325,23 +294,19 @@ static int start_remover(void)
 	return error;
 }
 
-void remove_tree(int *dir, const char *name, uint64_t request)
+int remove_tree(int dir, const char *name, uint64_t request)
 {
-	struct pending *pending = calloc(1, sizeof(*pending));
-	int error = pending ? 0 : -ENOMEM;
+	int error = channel < 0 ? start_remover() : 0;
+	struct pending *pending = error ? NULL : calloc(1, sizeof(*pending));
 
-	if (!error && channel < 0)
-		error = start_remover();
-	if (error) {
-		free(pending);
-		answer_error(request, -error, "remover", "");
-		return;
+	if (!pending) {
+		close(dir);
+		return error ? error : -ENOMEM;
 	}
-	pending->order.request = request;
+	*pending = (struct pending){.dir = dir, .order.request = request};
 	snprintf(pending->order.name, sizeof(pending->order.name), "%s", name);
-	pending->dir = *dir;
-	*dir = -1;
 	*last = pending;
 	last = &pending->next;
 	hand_over_some();
+	return 0;
 }

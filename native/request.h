@@ -6,46 +6,56 @@
 #define TEXT_MAX 65536u
 
 /*
- * Values are terminated in place, over the first byte of what follows them, once all fields
- * have been found. Behind a frame lies the next one's first byte, which is always 0.
+ * A handler returns 0, or -errno to have the request answered so, with what is said here. What it
+ * takes lies in the frame.
  */
-struct texts {
-	size_t count;
-	uint8_t *end[LAYERS_MAX + 16];
-};
-
 struct request {
 	struct frame *frame;
 	int *fds;
-	const char *refusal; /* why it is not acted upon */
-	int error;
-	struct texts texts;
+	const char *stage, *message;
 };
 
-void refuse(struct request *r, int error, const char *why);
-/* Answer a refused request; true if it was. */
-bool refused(const struct request *r);
-void unknown_tag(struct request *r);
-/* A text that ends with a NUL once `terminate` was called. */
-const char *take_text(struct request *r, const struct field *field, size_t max);
-void terminate(struct request *r);
-void take_numbers(struct request *r, const struct field *field, uint64_t *values, size_t count);
-/* A descriptor of the frame's, which stays the frame's. */
-int take_fd(struct request *r, const struct field *field, size_t offset);
+/* The request itself is bad. */
+int refuse(struct request *r, int error, const char *why);
+
+enum want_kind { WANT_TEXT, WANT_TEXTS, WANT_NUMBERS, WANT_FD };
+
+/* A field that a request may have, and where its value goes. */
+struct want {
+	uint16_t tag;
+	enum want_kind kind;
+	void *to;
+	size_t max; /* bytes of a text; how many texts, or numbers */
+	size_t *count; /* of texts */
+};
+#define TEXT(tag, to, max) {tag, WANT_TEXT, to, max, NULL}
+#define TEXTS(tag, to, count) {tag, WANT_TEXTS, to, ARRAY_LEN(to), count}
+#define NUMBERS(tag, to, count) {tag, WANT_NUMBERS, to, count, NULL}
+#define DESCRIPTOR(tag, to) {tag, WANT_FD, to, 0, NULL}
+
+/* For fields of other kinds. Returns 1, 0 for one that it does not know, or -errno. */
+typedef int taker(struct request *r, const struct field *field, void *context);
+
+/* Take every field. Texts end with a NUL; descriptors stay the frame's. */
+int take(struct request *r, const struct want *wants, taker *other, void *context);
+#define TAKE_OTHERS(r, other, context, ...)                                                        \
+	take(r, (const struct want[]){__VA_ARGS__, {0}}, other, context)
+#define TAKE(r, ...) TAKE_OTHERS(r, NULL, NULL, __VA_ARGS__)
+
+int take_numbers(struct request *r, const struct field *field, uint64_t *values, size_t count);
+int take_fd(struct request *r, const struct field *field, size_t offset, int *fd);
 /* Keep one of the frame's descriptors. */
 int keep_fd(struct request *r, int fd);
 
-#define EACH_FIELD(r, field)                                                                       \
-	for (struct reader reader_ = {(r)->frame->body, (r)->frame->body + (r)->frame->len};       \
-	     field_next(&reader_, &(field)) > 0;)
-
 /* --- keep.c --- */
-/* Take what is to be kept with a sandbox or command; false: the field is none of these. */
-bool take_keep_field(struct request *r, const struct field *field, struct keep_spec *spec);
-/* Handle one of the requests about what is kept; false: it is none. */
-bool keep_request(struct request *r);
+/* What is to be kept with a sandbox or command; the context is a keep_spec. */
+taker take_keep_field;
+int handle_keep(struct request *r);
+int handle_drop(struct request *r);
+int handle_kept_list(struct request *r);
+int handle_await(struct request *r);
 
 /* --- greet.c --- */
-void greet_hello(struct request *r);
+int handle_hello(struct request *r);
 /* Another daemon takes over. It is told our version, and knows whether it speaks that. */
-void greet_attach(struct request *r);
+int handle_attach(struct request *r);

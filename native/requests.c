@@ -1,308 +1,195 @@
-/* Take requests apart and hand them on. Nothing of a bad request is acted upon. */
+/* What each request asks for, checked and handed on. */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
-#include "init.h"
 #include "request.h"
 
 #define NAME_LENGTH_MAX 255u
+#define INJECT_MAX 22u
 #define MEASURE_MAX 1000u
 /* More than execve takes, as each costs it nine bytes of two MiB at least. */
 #define STRINGS_MAX (1u << 18)
 
-static char *argv_strings[STRINGS_MAX + 1];
-static char *env_strings[STRINGS_MAX + 1];
-
-void refuse(struct request *r, int error, const char *why)
-{
-	if (!r->refusal) {
-		r->refusal = why;
-		r->error = error;
-	}
-}
-
-const char *take_text(struct request *r, const struct field *field, size_t max)
-{
-	if (!field_is_text(field, max)) {
-		refuse(r, EINVAL, "a text is too long or holds a NUL");
-		return "";
-	}
-	if (r->texts.count == ARRAY_LEN(r->texts.end)) {
-		refuse(r, EINVAL, "too many texts");
-		return "";
-	}
-	r->texts.end[r->texts.count++] = field->data + field->len;
-	return (const char *)field->data;
-}
-
-void terminate(struct request *r)
-{
-	for (size_t i = 0; i < r->texts.count; i++)
-		*r->texts.end[i] = '\0';
-}
-
-void take_numbers(struct request *r, const struct field *field, uint64_t *values, size_t count)
-{
-	if (field->len != 8 * count) {
-		refuse(r, EPROTO, "numbers of another length");
-		return;
-	}
-	for (size_t i = 0; i < count; i++)
-		values[i] = get_u64(field->data + 8 * i);
-}
-
-int take_fd(struct request *r, const struct field *field, size_t offset)
-{
-	uint32_t index;
-
-	if (field->len != offset + 4) {
-		refuse(r, EPROTO, "a descriptor of another length");
-		return -1;
-	}
-	index = get_u32(field->data + offset);
-	if (index >= r->frame->descriptors || r->fds[index] < 0) {
-		refuse(r, EPROTO, "a descriptor that did not come");
-		return -1;
-	}
-	return r->fds[index];
-}
-
-int keep_fd(struct request *r, int fd)
-{
-	for (unsigned i = 0; i < r->frame->descriptors; i++)
-		if (r->fds[i] == fd)
-			r->fds[i] = -1;
-	return fd;
-}
-
-void unknown_tag(struct request *r)
-{
-	refuse(r, EPROTO, "a field that this request does not have");
-}
-
-bool refused(const struct request *r)
-{
-	if (r->refusal)
-		answer_error(r->frame->request, r->error, "request", r->refusal);
-	return r->refusal != NULL;
-}
-
-static bool valid_id(const char *id)
-{
-	size_t len = strspn(id, "0123456789abcdefghijklmnopqrstuvwxyz"
-				"ABCDEFGHIJKLMNOPQRSTUVWXYZ._-");
-
-	return len > 0 && len <= ID_MAX && id[len] == '\0' && id[0] != '.';
-}
-
 /* --- sandboxes ------------------------------------------------------------------------ */
 
-/* Never ids that the host itself may use. */
-static void refuse_host_ids(struct request *r, uint64_t id_base)
+/* The id base: never ids that the host itself may use. */
+static int check_new(struct request *r, const char *id, uint64_t id_base)
 {
+	size_t len = id ? strspn(id, "0123456789abcdefghijklmnopqrstuvwxyz"
+				     "ABCDEFGHIJKLMNOPQRSTUVWXYZ._-")
+			: 0;
+
+	if (len == 0 || len > ID_MAX || id[len] != '\0' || id[0] == '.')
+		return refuse(r, EINVAL, "not an id of a sandbox");
 	if (id_base < 65536 || id_base % 65536 || id_base > UINT32_MAX - 65536)
-		refuse(r, EINVAL, "the id base is not a multiple of 65536 above 0");
+		return refuse(r, EINVAL, "the id base is not a multiple of 65536 above 0");
+	return 0;
 }
 
-static void handle_create(struct request *r)
+static int handle_create(struct request *r)
 {
 	struct create_spec spec = {.root.upper = -1, .request = r->frame->request};
 	uint64_t numbers[7] = {0};
-	struct field field;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_SANDBOX)
-			spec.id = take_text(r, &field, ID_MAX);
-		else if (field.tag == TAG_HOSTNAME)
-			spec.hostname = take_text(r, &field, 64);
-		else if (field.tag == TAG_CREATE_NUMBERS)
-			take_numbers(r, &field, numbers, ARRAY_LEN(numbers));
-		else if (field.tag == TAG_LAYER && spec.root.layer_count < LAYERS_MAX)
-			spec.root.layers[spec.root.layer_count++] = take_text(r, &field, TEXT_MAX);
-		else if (field.tag == TAG_UPPER_FD)
-			spec.root.upper = take_fd(r, &field, 0);
-		else if (field.tag == TAG_INJECT)
-			spec.root.inject = take_text(r, &field, 22);
-		else if (!take_keep_field(r, &field, &spec.keep))
-			unknown_tag(r);
-	}
-	spec.limits = (struct limits){numbers[1], numbers[2], numbers[3]};
+	TRY(TAKE_OTHERS(r, take_keep_field, &spec.keep, TEXT(TAG_SANDBOX, &spec.id, ID_MAX),
+			TEXT(TAG_HOSTNAME, &spec.hostname, 64),
+			NUMBERS(TAG_CREATE_NUMBERS, numbers, ARRAY_LEN(numbers)),
+			TEXTS(TAG_LAYER, spec.root.layers, &spec.root.layer_count),
+			DESCRIPTOR(TAG_UPPER_FD, &spec.root.upper),
+			TEXT(TAG_INJECT, &spec.root.inject, INJECT_MAX)));
+	if (!spec.hostname || !spec.root.layer_count)
+		return refuse(r, EINVAL, "host name or layers are missing");
+	TRY(check_new(r, spec.id, numbers[0]));
+	spec.id_base = (uint32_t)numbers[0];
+	memcpy(spec.limits.of, numbers + 1, sizeof(spec.limits));
 	spec.shm_bytes = numbers[4];
 	spec.root.tmpfs_bytes = numbers[5];
 	spec.flags = numbers[6];
-	if (!spec.id || !spec.hostname || !spec.root.layer_count)
-		refuse(r, EINVAL, "id, host name or layers are missing");
-	refuse_host_ids(r, numbers[0]);
 	if (spec.flags & ~(uint64_t)CREATE_FLAG_NO_NEW_PRIVS)
-		refuse(r, EPROTO, "an unknown flag");
-	if (refused(r))
-		return;
-	terminate(r);
-	spec.id_base = (uint32_t)numbers[0];
-	if (!valid_id(spec.id)) {
-		answer_error(r->frame->request, EINVAL, "request", "not an id of a sandbox");
-		return;
-	}
-	sandbox_create(&spec);
+		return refuse(r, EPROTO, "an unknown flag");
+	return sandbox_create(r, &spec);
 }
 
-static void handle_prepare(struct request *r)
+static int handle_prepare(struct request *r)
 {
 	struct create_spec spec = {.root.upper = -1, .request = r->frame->request};
 	uint64_t id_base = 0;
-	struct field field;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_SANDBOX)
-			spec.id = take_text(r, &field, ID_MAX);
-		else if (field.tag == TAG_PREPARE_NUMBERS)
-			take_numbers(r, &field, &id_base, 1);
-		else if (field.tag == TAG_INJECT)
-			spec.root.inject = take_text(r, &field, 22);
-		else
-			unknown_tag(r);
-	}
-	if (!spec.id)
-		refuse(r, EINVAL, "no id is given");
-	refuse_host_ids(r, id_base);
-	if (refused(r))
-		return;
-	terminate(r);
+	TRY(TAKE(r, TEXT(TAG_SANDBOX, &spec.id, ID_MAX), NUMBERS(TAG_PREPARE_NUMBERS, &id_base, 1),
+		 TEXT(TAG_INJECT, &spec.root.inject, INJECT_MAX)));
+	TRY(check_new(r, spec.id, id_base));
 	spec.id_base = (uint32_t)id_base;
-	if (valid_id(spec.id))
-		sandbox_prepare(&spec);
-	else
-		answer_error(r->frame->request, EINVAL, "request", "not an id of a sandbox");
+	return sandbox_prepare(r, &spec);
 }
 
-/* The sandbox that a request with little else names, or NULL after an error was answered. */
-static struct sandbox *named_sandbox(struct request *r, uint64_t *numbers, size_t count, uint16_t tag)
+static int find_sandbox(struct request *r, const char *id, struct sandbox **sandbox)
 {
-	struct sandbox *sandbox = NULL;
-	const char *id = NULL;
-	struct field field;
-
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_SANDBOX)
-			id = take_text(r, &field, ID_MAX);
-		else if (count && field.tag == tag)
-			take_numbers(r, &field, numbers, count);
-		else
-			unknown_tag(r);
-	}
 	if (!id)
-		refuse(r, EINVAL, "no sandbox is named");
-	if (refused(r))
-		return NULL;
-	terminate(r);
-	sandbox = sandbox_find(id);
-	if (!sandbox)
-		answer_error(r->frame->request, ENOENT, "sandbox", "it is not known");
-	return sandbox;
+		return refuse(r, EINVAL, "no sandbox is named");
+	*sandbox = sandbox_find(id);
+	return *sandbox ? 0 : fail(r, ENOENT, "sandbox", "it is not known");
 }
 
-static void handle_socket(struct request *r)
+/* Those that name a sandbox and say no more. */
+static int handle_whole_sandbox(struct request *r)
+{
+	struct sandbox *sandbox;
+	const char *id = NULL;
+
+	TRY(TAKE(r, TEXT(TAG_SANDBOX, &id, ID_MAX)));
+	TRY(find_sandbox(r, id, &sandbox));
+	if (r->frame->type == TYPE_KILL_ALL)
+		sandbox_kill_all(sandbox, r->frame->request);
+	else if (r->frame->type == TYPE_DESTROY)
+		sandbox_destroy(sandbox, r->frame->request);
+	else
+		inspect_processes(sandbox, r->frame->request);
+	return 0;
+}
+
+static int open_socket_in(const struct sandbox *sandbox, int domain, int type)
+{
+	int fd;
+
+	TRY(check(setns(sandbox->pidfd, CLONE_NEWNET)));
+	fd = check(socket(domain, type | SOCK_CLOEXEC, 0));
+	/* Only a full kernel memory can refuse this; nothing more may happen in there. */
+	if (setns(worker.home_network, CLONE_NEWNET) < 0)
+		fatal("leave a sandbox's network");
+	return fd;
+}
+
+static int handle_socket(struct request *r)
 {
 	uint64_t numbers[2] = {0};
-	struct sandbox *sandbox = named_sandbox(r, numbers, 2, TAG_SOCKET_NUMBERS);
+	struct sandbox *sandbox;
+	const char *id = NULL;
 	auto_close int fd = -1;
 	struct builder *b;
-	int error = 0;
 
-	if (!sandbox)
-		return;
-	if (sandbox->state != SANDBOX_LIVE) {
-		answer_error(r->frame->request, ESRCH, "sandbox", "it is gone");
-		return;
-	}
-	if (numbers[0] > INT16_MAX || numbers[1] > INT16_MAX) {
-		answer_error(r->frame->request, EINVAL, "socket", "");
-		return;
-	}
-	if (setns(sandbox->pidfd, CLONE_NEWNET) < 0)
-		error = errno;
-	if (!error) {
-		fd = socket((int)numbers[0], (int)numbers[1] | SOCK_CLOEXEC, 0);
-		error = fd < 0 ? errno : 0;
-		/* Only a full kernel memory can refuse this; nothing more may happen in there. */
-		if (setns(worker.home_network, CLONE_NEWNET) < 0)
-			fatal("leave a sandbox's network");
-	}
-	if (error) {
-		answer_error(r->frame->request, error, "socket", "");
-		return;
-	}
+	TRY(TAKE(r, TEXT(TAG_SANDBOX, &id, ID_MAX), NUMBERS(TAG_SOCKET_NUMBERS, numbers, 2)));
+	TRY(find_sandbox(r, id, &sandbox));
+	if (sandbox->state != SANDBOX_LIVE)
+		return fail(r, ESRCH, "sandbox", "it is gone");
+	if (numbers[0] > INT16_MAX || numbers[1] > INT16_MAX)
+		return fail(r, EINVAL, "socket", "");
+	r->stage = "socket";
+	TRY(fd = open_socket_in(sandbox, (int)numbers[0], (int)numbers[1]));
 	b = answer_begin(TYPE_SOCKET_MADE, r->frame->request);
 	build_fd(b, TAG_MADE_FD, fd);
 	answer_send(b);
+	return 0;
 }
 
 /* --- execs ----------------------------------------------------------------------------- */
 
-static char *take_string(struct request *r, const struct field *field)
+struct strings {
+	size_t count;
+	char *at[STRINGS_MAX + 1];
+};
+
+static struct strings arguments, variables;
+
+static int take_string(struct request *r, const struct field *field, struct strings *strings)
 {
 	if (memchr(field->data, '\0', field->len))
-		refuse(r, EINVAL, "an argument or variable holds a NUL");
-	return (char *)field->data;
+		return refuse(r, EINVAL, "an argument or variable holds a NUL");
+	if (strings->count == STRINGS_MAX)
+		return refuse(r, E2BIG, "too many arguments or variables");
+	strings->at[strings->count++] = (char *)field->data;
+	return 0;
 }
 
-static void add_string(struct request *r, const struct field *field, char **strings, size_t *count)
-{
-	if (*count < STRINGS_MAX)
-		strings[(*count)++] = take_string(r, field);
-	else
-		refuse(r, E2BIG, "too many arguments or variables");
-}
-
-/* As terminate, for the strings that are too many to be noted: each walk reads ahead. */
-static void terminate_strings(struct request *r)
-{
-	struct reader reader = {r->frame->body, r->frame->body + r->frame->len};
-	struct field field, next;
-	int more = field_next(&reader, &field);
-
-	while (more > 0) {
-		more = field_next(&reader, &next);
-		if (field.tag == TAG_ARG || field.tag == TAG_ENV)
-			field.data[field.len] = '\0';
-		field = next;
-	}
-}
-
-static void take_extra(struct request *r, const struct field *field, struct exec_spec *spec)
+static int take_extra(struct request *r, const struct field *field, struct exec_spec *spec)
 {
 	uint32_t target;
 
-	if (field->len != 8 || spec->extra_count == EXTRA_MAX) {
-		refuse(r, EINVAL, "too many extra descriptors");
-		return;
-	}
+	if (field->len != 8 || spec->extra_count == EXTRA_MAX)
+		return refuse(r, EINVAL, "too many extra descriptors");
 	target = get_u32(field->data);
 	if (target < 3 || target > EXTRA_TARGET_MAX)
-		refuse(r, EINVAL, "an extra descriptor's number is not within 3 to 47");
+		return refuse(r, EINVAL, "an extra descriptor's number is not within 3 to 47");
 	spec->extra[spec->extra_count].target = (int)target;
-	spec->extra[spec->extra_count].fd = take_fd(r, field, 4);
-	spec->extra_count++;
+	return take_fd(r, field, 4, &spec->extra[spec->extra_count++].fd);
 }
 
-static void take_exec_numbers(struct request *r, const struct field *field, struct exec_spec *spec)
+static int take_group(struct request *r, const struct field *field, struct exec_spec *spec)
 {
-	uint64_t n[11] = {0};
+	uint64_t group;
 
-	take_numbers(r, field, n, ARRAY_LEN(n));
+	if (spec->group_count == GROUPS_MAX)
+		return refuse(r, EINVAL, "too many groups");
+	TRY(take_numbers(r, field, &group, 1));
+	spec->groups[spec->group_count++] = (uint32_t)group;
+	return 0;
+}
+
+static int take_exec_field(struct request *r, const struct field *field, void *context)
+{
+	struct exec_spec *spec = context;
+
+	if (field->tag == TAG_ARG)
+		TRY(take_string(r, field, &arguments));
+	else if (field->tag == TAG_ENV)
+		TRY(take_string(r, field, &variables));
+	else if (field->tag == TAG_GROUP)
+		TRY(take_group(r, field, spec));
+	else if (field->tag == TAG_EXTRA_FD)
+		TRY(take_extra(r, field, spec));
+	else
+		return take_keep_field(r, field, &spec->keep);
+	return 1;
+}
+
+static int set_exec_numbers(struct request *r, const uint64_t n[11], struct exec_spec *spec)
+{
 	if (n[1] >= UINT32_MAX || n[2] >= UINT32_MAX || n[3] > 0777 || n[8] > UINT16_MAX ||
 	    n[9] > UINT16_MAX || n[10] > 31 || n[4] > INT64_MAX / 2 || n[5] > INT64_MAX / 2)
-		refuse(r, EINVAL, "a number is out of range");
+		return refuse(r, EINVAL, "a number is out of range");
 	spec->id = n[0];
 	spec->uid = (uint32_t)n[1];
 	spec->gid = (uint32_t)n[2];
@@ -314,135 +201,81 @@ static void take_exec_numbers(struct request *r, const struct field *field, stru
 	spec->rows = (uint16_t)n[8];
 	spec->cols = (uint16_t)n[9];
 	spec->flags = n[10];
+	return 0;
 }
 
-static void handle_exec(struct request *r)
+static int handle_exec(struct request *r)
 {
 	static struct exec_spec spec;
-	size_t argc = 0, envc = 0;
+	uint64_t numbers[11] = {0};
 	const char *id = NULL;
-	struct field field;
-	uint64_t group;
 
-	spec = (struct exec_spec){.in = -1, .request = r->frame->request, .cwd = NULL};
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_SANDBOX)
-			id = take_text(r, &field, ID_MAX);
-		else if (field.tag == TAG_EXEC_NUMBERS)
-			take_exec_numbers(r, &field, &spec);
-		else if (field.tag == TAG_CWD)
-			spec.cwd = take_text(r, &field, TEXT_MAX);
-		else if (field.tag == TAG_ARG)
-			add_string(r, &field, argv_strings, &argc);
-		else if (field.tag == TAG_ENV)
-			add_string(r, &field, env_strings, &envc);
-		else if (field.tag == TAG_GROUP && spec.group_count < GROUPS_MAX) {
-			group = 0;
-			take_numbers(r, &field, &group, 1);
-			spec.groups[spec.group_count++] = (uint32_t)group;
-		} else if (field.tag == TAG_STDIN_FD)
-			spec.in = take_fd(r, &field, 0);
-		else if (field.tag == TAG_EXTRA_FD)
-			take_extra(r, &field, &spec);
-		else if (!take_keep_field(r, &field, &spec.keep))
-			unknown_tag(r);
-	}
-	if (!id || !spec.cwd || !argc || !spec.id)
-		refuse(r, EINVAL, "sandbox, id, arguments or working directory are missing");
-	if (refused(r))
-		return;
-	terminate_strings(r);
-	terminate(r);
-	argv_strings[argc] = env_strings[envc] = NULL;
-	spec.argv = argv_strings;
-	spec.env = env_strings;
-	spec.sandbox = sandbox_find(id);
-	if (!spec.sandbox)
-		answer_error(r->frame->request, ENOENT, "sandbox", "it is not known");
-	else
-		exec_start(&spec);
+	spec = (struct exec_spec){.in = -1, .request = r->frame->request};
+	arguments.count = variables.count = 0;
+	TRY(TAKE_OTHERS(r, take_exec_field, &spec, TEXT(TAG_SANDBOX, &id, ID_MAX),
+			NUMBERS(TAG_EXEC_NUMBERS, numbers, ARRAY_LEN(numbers)),
+			TEXT(TAG_CWD, &spec.cwd, TEXT_MAX), DESCRIPTOR(TAG_STDIN_FD, &spec.in)));
+	TRY(set_exec_numbers(r, numbers, &spec));
+	if (!spec.cwd || !arguments.count || !spec.id)
+		return refuse(r, EINVAL, "id, arguments or working directory are missing");
+	TRY(find_sandbox(r, id, &spec.sandbox));
+	arguments.at[arguments.count] = variables.at[variables.count] = NULL;
+	spec.argv = arguments.at;
+	spec.env = variables.at;
+	return exec_start(r, &spec);
 }
 
-/* The exec that a request names, or NULL after an error was answered. */
-static struct exec *named_exec(struct request *r, uint64_t *numbers, uint16_t tag)
+static int handle_exec_request(struct request *r)
 {
+	uint64_t id = 0, numbers[2] = {0}, request = r->frame->request;
+	enum type type = (enum type)r->frame->type;
 	struct exec *exec;
-	uint64_t id = 0;
-	struct field field;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_EXEC_ID)
-			take_numbers(r, &field, &id, 1);
-		else if (numbers && field.tag == tag)
-			take_numbers(r, &field, numbers, 2);
-		else
-			unknown_tag(r);
-	}
-	if (refused(r))
-		return NULL;
+	if (type == TYPE_SIGNAL)
+		TRY(TAKE(r, NUMBERS(TAG_EXEC_ID, &id, 1), NUMBERS(TAG_SIGNAL_NUMBERS, numbers, 2)));
+	else if (type == TYPE_EXEC_WATCH)
+		TRY(TAKE(r, NUMBERS(TAG_EXEC_ID, &id, 1), NUMBERS(TAG_SEEN, numbers, 2)));
+	else
+		TRY(TAKE(r, NUMBERS(TAG_EXEC_ID, &id, 1)));
 	exec = exec_find(id);
-	if (!exec || exec->forgotten) {
-		answer_error(r->frame->request, ENOENT, "exec", "it is not known, or kept no more");
-		return NULL;
-	}
-	return exec;
-}
-
-static void handle_exec_request(struct request *r)
-{
-	uint64_t numbers[2] = {0, 0};
-	uint16_t tag = r->frame->type == TYPE_SIGNAL ? TAG_SIGNAL_NUMBERS : TAG_SEEN;
-	bool has_numbers = r->frame->type == TYPE_SIGNAL || r->frame->type == TYPE_EXEC_WATCH;
-	struct exec *exec = named_exec(r, has_numbers ? numbers : NULL, tag);
-	uint64_t request = r->frame->request;
-
-	if (!exec)
-		return;
-	if (r->frame->type == TYPE_EXEC_OUTPUT)
-		exec_output(exec, request);
-	else if (r->frame->type == TYPE_EXEC_WATCH)
-		exec_watch(exec, request, numbers[0], numbers[1]);
-	else if (r->frame->type == TYPE_EXEC_MARK)
+	if (!exec || exec->forgotten)
+		return fail(r, ENOENT, "exec", "it is not known, or kept no more");
+	if (type == TYPE_EXEC_OUTPUT)
+		return exec_output(r, exec);
+	if (type == TYPE_EXEC_WATCH)
+		return exec_watch(r, exec, numbers);
+	if (type == TYPE_EXEC_FORGET)
+		return exec_forget(r, exec);
+	if (type == TYPE_EXEC_MARK)
 		exec_mark(exec, request);
-	else if (r->frame->type == TYPE_EXEC_FORGET)
-		exec_forget(exec, request);
 	else if (numbers[0] > 64 || numbers[1] < SCOPE_LEADER || numbers[1] > SCOPE_CHILDREN)
-		answer_error(request, EINVAL, "signal", "no such signal or scope");
+		return fail(r, EINVAL, "signal", "no such signal or scope");
 	else
 		exec_signal(exec, request, (int)numbers[0], (enum scope)numbers[1]);
+	return 0;
 }
 
 /* --- the machine ------------------------------------------------------------------------ */
 
-static void handle_remove_tree(struct request *r)
+static int handle_end(struct request *r)
+{
+	worker.ending = true;
+	answer_ok(r->frame->request);
+	return 0;
+}
+
+static int handle_remove_tree(struct request *r)
 {
 	const char *name = NULL;
-	struct field field;
 	int dir = -1;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_DIRECTORY_FD)
-			dir = take_fd(r, &field, 0);
-		else if (field.tag == TAG_NAME)
-			name = take_text(r, &field, NAME_LENGTH_MAX);
-		else
-			unknown_tag(r);
-	}
+	TRY(TAKE(r, DESCRIPTOR(TAG_DIRECTORY_FD, &dir), TEXT(TAG_NAME, &name, NAME_LENGTH_MAX)));
 	if (dir < 0 || !name)
-		refuse(r, EINVAL, "directory or name are missing");
-	if (refused(r))
-		return;
-	terminate(r);
-	if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
-		answer_error(r->frame->request, EINVAL, "request", "not a name in a directory");
-		return;
-	}
-	keep_fd(r, dir);
-	remove_tree(&dir, name, r->frame->request);
-	close_quietly(&dir);
+		return refuse(r, EINVAL, "directory or name are missing");
+	if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+		return refuse(r, EINVAL, "not a name in a directory");
+	r->stage = "remover";
+	return remove_tree(keep_fd(r, dir), name, r->frame->request);
 }
 
 static uint64_t count_descriptors(void)
@@ -459,139 +292,95 @@ static uint64_t count_descriptors(void)
 	return count - 3; /* ".", ".." and the directory itself */
 }
 
-static void handle_stat(struct request *r)
+static int handle_stat(struct request *r)
 {
 	uint64_t descriptors = count_descriptors();
 	struct builder *b;
 
-	if (r->frame->len)
-		unknown_tag(r);
-	if (refused(r))
-		return;
+	TRY(TAKE(r, {0}));
 	b = answer_begin(TYPE_OK, r->frame->request);
 	build_u64(b, TAG_NUMBER, (uint64_t)getpid());
 	build_u64(b, TAG_NUMBER, worker.sandboxes);
 	build_u64(b, TAG_NUMBER, worker.execs);
 	build_u64(b, TAG_NUMBER, descriptors);
 	answer_send(b);
+	return 0;
 }
 
-static void handle_measure(struct request *r)
+static int handle_measure(struct request *r)
 {
 	static uint64_t durations[MEASURE_MAX];
 	const char *path = NULL;
 	uint64_t count = 0;
-	struct field field;
 	struct builder *b;
 	int error;
 
-	EACH_FIELD(r, field)
-	{
-		if (field.tag == TAG_COUNT)
-			take_numbers(r, &field, &count, 1);
-		else if (field.tag == TAG_PATH)
-			path = take_text(r, &field, TEXT_MAX);
-		else
-			unknown_tag(r);
-	}
+	TRY(TAKE(r, NUMBERS(TAG_COUNT, &count, 1), TEXT(TAG_PATH, &path, TEXT_MAX)));
 	if (!path || count < 1 || count > MEASURE_MAX)
-		refuse(r, EINVAL, "path, or a count within 1 to 1000, is missing");
-	if (refused(r))
-		return;
-	terminate(r);
-	error = rootfs_at_home(true);
-	error = error ? error : launch_measure(path, durations, count);
+		return refuse(r, EINVAL, "path, or a count within 1 to 1000, is missing");
+	r->stage = "measure";
+	TRY(rootfs_at_home(true));
+	error = launch_measure(path, durations, count);
 	if (rootfs_at_home(false) < 0)
 		fatal("leave the host's mounts");
-	if (error) {
-		answer_error(r->frame->request, -error, "measure", "");
-		return;
-	}
+	TRY(error);
 	b = answer_begin(TYPE_OK, r->frame->request);
 	build_u64s(b, TAG_DURATIONS, durations, count);
 	answer_send(b);
+	return 0;
 }
 
-/* Every field can be walked? */
-static bool well_formed(const struct frame *frame)
-{
-	struct reader reader = {frame->body, frame->body + frame->len};
-	struct field field;
-	int more;
+/* --- all of them ------------------------------------------------------------------------ */
 
-	while ((more = field_next(&reader, &field)) > 0)
-		;
-	return more == 0;
+static int (*const handlers[])(struct request *r) = {
+	[TYPE_HELLO] = handle_hello,
+	[TYPE_ATTACH] = handle_attach,
+	[TYPE_END] = handle_end,
+	[TYPE_CREATE] = handle_create,
+	[TYPE_PREPARE] = handle_prepare,
+	[TYPE_KILL_ALL] = handle_whole_sandbox,
+	[TYPE_DESTROY] = handle_whole_sandbox,
+	[TYPE_PROCESSES] = handle_whole_sandbox,
+	[TYPE_SOCKET] = handle_socket,
+	[TYPE_EXEC] = handle_exec,
+	[TYPE_EXEC_OUTPUT] = handle_exec_request,
+	[TYPE_EXEC_WATCH] = handle_exec_request,
+	[TYPE_EXEC_MARK] = handle_exec_request,
+	[TYPE_EXEC_FORGET] = handle_exec_request,
+	[TYPE_SIGNAL] = handle_exec_request,
+	[TYPE_REMOVE_TREE] = handle_remove_tree,
+	[TYPE_STAT] = handle_stat,
+	[TYPE_MEASURE] = handle_measure,
+	[TYPE_KEEP] = handle_keep,
+	[TYPE_DROP] = handle_drop,
+	[TYPE_KEPT_LIST] = handle_kept_list,
+	[TYPE_AWAIT] = handle_await,
+};
+
+static int handle(struct request *r)
+{
+	unsigned type = r->frame->type;
+
+	if (!connection_is_greeted() && type != TYPE_HELLO && type != TYPE_ATTACH)
+		return refuse(r, EPROTO, "HELLO comes first");
+	if (type >= ARRAY_LEN(handlers) || !handlers[type])
+		return refuse(r, EPROTO, "an unknown type");
+	return handlers[type](r);
 }
 
 int request_handle(struct frame *frame, int *fds)
 {
-	struct request request = {.frame = frame, .fds = fds};
-	struct sandbox *sandbox;
+	struct request request = {.frame = frame, .fds = fds, .stage = "request", .message = ""};
+	struct reader reader = {frame->body, frame->body + frame->len};
+	struct field field;
+	int more, error;
 
-	if (!well_formed(frame) || frame->request == 0)
+	while ((more = field_next(&reader, &field)) > 0)
+		;
+	if (more < 0 || frame->request == 0)
 		return -EPROTO;
-	if (!connection_is_greeted() && frame->type != TYPE_HELLO && frame->type != TYPE_ATTACH) {
-		answer_error(frame->request, EPROTO, "request", "HELLO comes first");
-		return 0;
-	}
-	switch (frame->type) {
-	case TYPE_HELLO:
-		greet_hello(&request);
-		return 0;
-	case TYPE_ATTACH:
-		greet_attach(&request);
-		return 0;
-	case TYPE_END:
-		worker.ending = true;
-		answer_ok(frame->request);
-		return 0;
-	case TYPE_CREATE:
-		handle_create(&request);
-		return 0;
-	case TYPE_PREPARE:
-		handle_prepare(&request);
-		return 0;
-	case TYPE_EXEC:
-		handle_exec(&request);
-		return 0;
-	case TYPE_EXEC_OUTPUT:
-	case TYPE_EXEC_WATCH:
-	case TYPE_EXEC_MARK:
-	case TYPE_EXEC_FORGET:
-	case TYPE_SIGNAL:
-		handle_exec_request(&request);
-		return 0;
-	case TYPE_KILL_ALL:
-		sandbox = named_sandbox(&request, NULL, 0, 0);
-		if (sandbox)
-			sandbox_kill_all(sandbox, frame->request);
-		return 0;
-	case TYPE_DESTROY:
-		sandbox = named_sandbox(&request, NULL, 0, 0);
-		if (sandbox)
-			sandbox_destroy(sandbox, frame->request);
-		return 0;
-	case TYPE_PROCESSES:
-		sandbox = named_sandbox(&request, NULL, 0, 0);
-		if (sandbox)
-			inspect_processes(sandbox, frame->request);
-		return 0;
-	case TYPE_REMOVE_TREE:
-		handle_remove_tree(&request);
-		return 0;
-	case TYPE_SOCKET:
-		handle_socket(&request);
-		return 0;
-	case TYPE_STAT:
-		handle_stat(&request);
-		return 0;
-	case TYPE_MEASURE:
-		handle_measure(&request);
-		return 0;
-	default:
-		if (!keep_request(&request))
-			answer_error(frame->request, EPROTO, "request", "an unknown type");
-		return 0;
-	}
+	error = handle(&request);
+	if (error)
+		answer_error(frame->request, -error, request.stage, request.message);
+	return 0;
 }

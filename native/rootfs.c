@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
-#include <time.h>
 
 #include "kernel.h"
 #include "overlay.h"
@@ -26,24 +25,13 @@ static int own_mounts = -1; /* our small mount namespace */
 
 static void keep_spare_dev(void);
 
-static int new_mount(int fs, unsigned attributes)
-{
-	int mount;
-
-	if (sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
-		return -errno;
-	mount = sys_fsmount(fs, attributes);
-	return mount < 0 ? -errno : mount;
-}
-
 static int mount_at(const char *type, const char *path)
 {
 	auto_close int fs = sys_fsopen(type);
-	auto_close int mount = fs < 0 ? -errno : new_mount(fs, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
+	auto_close int mount =
+		fs < 0 ? fs : sys_fsmount(fs, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
 
-	if (mount < 0)
-		return mount;
-	return sys_move_mount(mount, "", AT_FDCWD, path, MOVE_EMPTY_PATH) < 0 ? -errno : 0;
+	return mount < 0 ? mount : sys_attach(mount, path);
 }
 
 /*
@@ -56,31 +44,22 @@ int rootfs_prepare(int layers)
 	static const char *const directories[] = {"/proc",     "/sys",	   "/layers", "/mnt", "/new",
 						  "/new/proc", "/new/sys", "/new/dev"};
 	auto_close int tree = sys_open_tree(layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
-	auto_close int fs = -1;
-	auto_close int root = -1;
-	int error;
+	auto_close int fs = -1, root = -1;
 
-	if (tree < 0)
-		return -errno;
-	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
-		return -errno;
-	fs = sys_fsopen("tmpfs");
-	root = fs < 0 ? -errno : new_mount(fs, ATTR_NOSUID | ATTR_NODEV);
-	if (root < 0)
-		return root;
-	if (sys_move_mount(root, "", AT_FDCWD, "/", MOVE_EMPTY_PATH) < 0 || fchdir(root) < 0 ||
-	    syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
-		return -errno;
+	TRY(tree);
+	TRY(check(unshare(CLONE_NEWNS)));
+	TRY(check(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)));
+	TRY(fs = sys_fsopen("tmpfs"));
+	TRY(root = sys_fsmount(fs, ATTR_NOSUID | ATTR_NODEV));
+	TRY(sys_attach(root, "/"));
+	TRY(check(fchdir(root)));
+	TRY(pivot_here());
 	for (size_t i = 0; i < ARRAY_LEN(directories); i++)
-		if (mkdir(directories[i], 0755) < 0)
-			return -errno;
-	error = mount_at("proc", "/proc");
-	error = error ? error : mount_at("sysfs", "/sys");
-	error = error ? error : overlay_prepare();
-	if (error)
-		return error;
-	if (sys_move_mount(tree, "", AT_FDCWD, "/layers", MOVE_EMPTY_PATH) < 0)
-		return -errno;
+		TRY(check(mkdir(directories[i], 0755)));
+	TRY(mount_at("proc", "/proc"));
+	TRY(mount_at("sysfs", "/sys"));
+	TRY(overlay_prepare());
+	TRY(sys_attach(tree, "/layers"));
 	worker.layers = open("/layers", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	worker.proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	own_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
@@ -100,28 +79,24 @@ static int idmap(int tree, int userns)
 {
 	struct mount_attributes map = {.attr_set = ATTR_IDMAP, .userns_fd = (uint64_t)userns};
 
-	return sys_mount_setattr(tree, "", EMPTY_PATH, &map) < 0 ? -errno : 0;
+	return sys_mount_setattr(tree, "", EMPTY_PATH, &map);
 }
 
 int rootfs_at_home(bool home)
 {
-	return setns(home ? worker.home_mounts : own_mounts, CLONE_NEWNS) < 0 ? -errno : 0;
+	return check(setns(home ? worker.home_mounts : own_mounts, CLONE_NEWNS));
 }
 
 /* A detached copy of the mount that `upper` lies on, rooted there, whatever namespace it is of. */
 static int clone_upper(int upper)
 {
-	int tree, error = 0;
+	int tree;
 
-	error = rootfs_at_home(true);
-	if (error)
-		return error;
+	TRY(rootfs_at_home(true));
 	tree = sys_open_tree(upper, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
-	if (tree < 0)
-		error = -errno;
 	if (rootfs_at_home(false) < 0)
 		fatal("leave the host's mounts");
-	return error ? error : tree;
+	return tree;
 }
 
 static int tmpfs_upper(uint64_t bytes)
@@ -129,16 +104,14 @@ static int tmpfs_upper(uint64_t bytes)
 	auto_close int fs = sys_fsopen("tmpfs");
 	char size[24];
 
-	if (fs < 0)
-		return -errno;
+	TRY(fs);
 	snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
+	TRY(sys_fsset(fs, "size", size));
+	TRY(sys_fsset(fs, "mode", "755"));
 	/* Its root belongs to 0 of the sandbox, not to whom we act as: it is idmapped like others. */
-	if (sys_fsconfig(fs, FSCONFIG_SET_STRING, "size", size, 0) < 0 ||
-	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "mode", "755", 0) < 0 ||
-	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "uid", "0", 0) < 0 ||
-	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "gid", "0", 0) < 0)
-		return -errno;
-	return new_mount(fs, ATTR_NODEV);
+	TRY(sys_fsset(fs, "uid", "0"));
+	TRY(sys_fsset(fs, "gid", "0"));
+	return sys_fsmount(fs, ATTR_NODEV);
 }
 
 static int make_directory(int dir, const char *name, mode_t mode)
@@ -146,52 +119,43 @@ static int make_directory(int dir, const char *name, mode_t mode)
 	struct stat st;
 
 	if (mkdirat(dir, name, mode) == 0)
-		return mode & S_ISVTX && fchmodat(dir, name, mode, 0) < 0 ? -errno : 0;
+		return mode & S_ISVTX ? check(fchmodat(dir, name, mode, 0)) : 0;
 	if (errno != EEXIST)
 		return -errno;
-	if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-		return -errno;
+	TRY(check(fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)));
 	/* A link where we mount would lead the mount elsewhere in the image: refused later. */
 	return S_ISDIR(st.st_mode) || S_ISLNK(st.st_mode) ? 0 : -ENOTDIR;
 }
 
 static int open_directory(int dir, const char *name)
 {
-	int fd = sys_openat2(dir, name, O_PATH | O_DIRECTORY | O_CLOEXEC,
-			     RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
-
-	return fd < 0 ? -errno : fd;
+	return sys_openat2(dir, name, O_PATH | O_DIRECTORY | O_CLOEXEC,
+			   RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
 }
 
 static int open_or_make(int dir, const char *name)
 {
 	int fd = open_directory(dir, name);
-	int error;
 
 	if (fd != -ENOENT)
 		return fd;
-	error = make_directory(dir, name, 0755);
-	return error ? error : open_directory(dir, name);
+	TRY(make_directory(dir, name, 0755));
+	return open_directory(dir, name);
 }
 
 _Static_assert(LAYERS_MAX <= OVERLAY_LOWERS_MAX, "every layer needs a place");
 
 static int add_layers(struct overlay *overlay, const struct root_spec *spec, int userns)
 {
-	int error;
-
-	overlay->layers = sys_open_tree(worker.layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
-	if (overlay->layers < 0)
-		return -errno;
-	error = idmap(overlay->layers, userns);
-	for (size_t i = 0; i < spec->layer_count && !error; i++) {
+	TRY(overlay->layers = sys_open_tree(worker.layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC));
+	TRY(idmap(overlay->layers, userns));
+	for (size_t i = 0; i < spec->layer_count; i++) {
 		int fd = open_directory(overlay->layers, spec->layers[i]);
 
-		if (fd < 0)
-			return fd;
+		TRY(fd);
 		overlay->lower[overlay->lower_count++] = fd;
 	}
-	return error;
+	return 0;
 }
 
 static int add_upper(struct overlay *overlay, const struct root_spec *spec, int userns)
@@ -200,24 +164,19 @@ static int add_upper(struct overlay *overlay, const struct root_spec *spec, int 
 
 	overlay->upper =
 		spec->upper >= 0 ? clone_upper(spec->upper) : tmpfs_upper(spec->tmpfs_bytes);
-	if (overlay->upper < 0)
-		return overlay->upper;
+	TRY(overlay->upper);
 	error = idmap(overlay->upper, userns);
 	/* Before Linux 6.3 tmpfs cannot be idmapped. Ours is seen by this sandbox alone and thrown
 	 * away with it, so that the ids in it may be the host's. */
-	if (error == -EINVAL && spec->upper < 0)
-		error = 0;
+	if (error != -EINVAL || spec->upper >= 0)
+		TRY(error);
 	/* Left by an earlier sandbox on this upper: the machine has not crashed since, or it would
 	 * not be used again. */
-	if (!error && unlinkat(overlay->upper, "work/work/incompat/volatile/dirty", 0) == 0)
+	if (unlinkat(overlay->upper, "work/work/incompat/volatile/dirty", 0) == 0)
 		unlinkat(overlay->upper, "work/work/incompat/volatile", AT_REMOVEDIR);
-	if (error)
-		return error;
-	overlay->upper_directory = open_or_make(overlay->upper, "upper");
-	overlay->work_directory = open_or_make(overlay->upper, "work");
-	if (overlay->upper_directory < 0)
-		return overlay->upper_directory;
-	return overlay->work_directory < 0 ? overlay->work_directory : 0;
+	TRY(overlay->upper_directory = open_or_make(overlay->upper, "upper"));
+	TRY(overlay->work_directory = open_or_make(overlay->upper, "work"));
+	return 0;
 }
 
 /* Before Linux 6.3 overlay has no nameless files. */
@@ -225,9 +184,8 @@ static int make_and_remove(int root)
 {
 	const char *name = ".coldframe.writable";
 
-	if (mkdirat(root, name, 0700) < 0)
-		return -errno;
-	return unlinkat(root, name, AT_REMOVEDIR) < 0 ? -errno : 0;
+	TRY(check(mkdirat(root, name, 0700)));
+	return check(unlinkat(root, name, AT_REMOVEDIR));
 }
 
 /* Overlay falls back to read-only in silence when it cannot use its work directory. */
@@ -236,8 +194,7 @@ static int assert_writable(int root)
 	auto_close int probe = -1;
 	struct statvfs st;
 
-	if (fstatvfs(root, &st) < 0)
-		return -errno;
+	TRY(check(fstatvfs(root, &st)));
 	if (st.f_flag & ST_RDONLY)
 		return -EROFS;
 	probe = openat(root, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
@@ -248,15 +205,13 @@ static int assert_writable(int root)
 
 static int add_mount_points(int root)
 {
-	static const char *const directories[] = {"dev", "proc", "sys"};
-	int error = make_directory(root, "tmp", 01777);
-
-	for (size_t i = 0; i < ARRAY_LEN(directories) && !error; i++)
-		error = make_directory(root, directories[i], 0755);
-	return error;
+	TRY(make_directory(root, "tmp", 01777));
+	TRY(make_directory(root, "dev", 0755));
+	TRY(make_directory(root, "proc", 0755));
+	return make_directory(root, "sys", 0755);
 }
 
-static int make_dev(void)
+static int fill_dev(int dev)
 {
 	static const struct {
 		const char *name;
@@ -272,30 +227,27 @@ static int make_dev(void)
 		{"pts/ptmx", "ptmx"},
 	};
 	static const char *const directories[] = {"pts", "shm", ".empty"};
-	auto_close int fs = sys_fsopen("tmpfs");
-	int dev, error;
-
-	if (fs < 0 || sys_fsconfig(fs, FSCONFIG_SET_STRING, "mode", "755", 0) < 0 ||
-	    sys_fsconfig(fs, FSCONFIG_SET_STRING, "size", "1m", 0) < 0)
-		return -errno;
-	dev = new_mount(fs, ATTR_NOSUID | ATTR_NOEXEC);
-	if (dev < 0)
-		return dev;
 	for (size_t i = 0; i < ARRAY_LEN(nodes); i++)
-		if (mknodat(dev, nodes[i].name, S_IFCHR | 0666,
-			    makedev(nodes[i].major, nodes[i].minor)) < 0)
-			goto failed;
+		TRY(check(mknodat(dev, nodes[i].name, S_IFCHR | 0666,
+				  makedev(nodes[i].major, nodes[i].minor))));
 	for (size_t i = 0; i < ARRAY_LEN(links); i++)
-		if (symlinkat(links[i][0], dev, links[i][1]) < 0)
-			goto failed;
+		TRY(check(symlinkat(links[i][0], dev, links[i][1])));
 	for (size_t i = 0; i < ARRAY_LEN(directories); i++)
-		if (mkdirat(dev, directories[i], 0755) < 0)
-			goto failed;
-	return dev;
-failed:
-	error = -errno;
-	close_quietly(&dev);
-	return error;
+		TRY(check(mkdirat(dev, directories[i], 0755)));
+	return 0;
+}
+
+static int make_dev(void)
+{
+	auto_close int fs = sys_fsopen("tmpfs");
+	auto_close int dev = -1;
+
+	TRY(fs);
+	TRY(sys_fsset(fs, "mode", "755"));
+	TRY(sys_fsset(fs, "size", "1m"));
+	TRY(dev = sys_fsmount(fs, ATTR_NOSUID | ATTR_NOEXEC));
+	TRY(fill_dev(dev));
+	return take_fd_from(&dev);
 }
 
 /*
@@ -326,26 +278,29 @@ int rootfs_take_dev(int userns, uint32_t id_base)
 	return dev;
 }
 
-bool injected(const char *wanted, const char *step)
+int injected(const char *wanted, const char *step)
 {
-	return wanted && strcmp(wanted, step) == 0;
+	return wanted && strcmp(wanted, step) == 0 ? -EIO : 0;
 }
 
 static int make_root(const struct root_spec *spec, int userns, struct overlay *overlay,
 		     const char **stage)
 {
-	int error;
+	auto_close int root = -1;
 
 	*stage = "layers";
-	error = injected(spec->inject, *stage) ? -EIO : add_layers(overlay, spec, userns);
-	if (error)
-		return error;
+	TRY(injected(spec->inject, *stage));
+	TRY(add_layers(overlay, spec, userns));
 	*stage = "upper";
-	error = injected(spec->inject, *stage) ? -EIO : add_upper(overlay, spec, userns);
-	if (error)
-		return error;
+	TRY(injected(spec->inject, *stage));
+	TRY(add_upper(overlay, spec, userns));
 	*stage = "overlay";
-	return injected(spec->inject, *stage) ? -EIO : overlay_mount(overlay);
+	TRY(injected(spec->inject, *stage));
+	TRY(root = overlay_mount(overlay));
+	*stage = "mount points";
+	TRY(injected(spec->inject, *stage));
+	TRY(add_mount_points(root));
+	return take_fd_from(&root);
 }
 
 /* What the sandbox under way is made of; kept until it is no longer waited for. */
@@ -354,20 +309,13 @@ static struct overlay parts = {
 
 int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, const char **stage)
 {
-	int root, error;
+	int root;
 
 	/* Overlay works with the identity it was mounted under, for as long as it lives. */
 	act_as(id_base);
 	root = make_root(spec, userns, &parts, stage);
-	error = root < 0 ? root : 0;
-	if (!error) {
-		*stage = "mount points";
-		error = injected(spec->inject, *stage) ? -EIO : add_mount_points(root);
-	}
 	act_as(0);
-	if (error)
-		close_quietly(&root);
-	return error ? error : root;
+	return root;
 }
 
 int rootfs_check(int root, uint32_t id_base)
@@ -401,9 +349,8 @@ static void close_mounts(unsigned keep)
 	memmove(later, later + closed, later_count * sizeof(later[0]));
 }
 
-static void later_fired(struct timer *timer)
+static void later_fired(struct timer *)
 {
-	(void)timer;
 	later_set = false;
 	close_mounts(0);
 	keep_spare_dev();
@@ -431,7 +378,7 @@ void rootfs_release(bool at_once)
 		close_mounts(0);
 		keep_spare_dev();
 	} else if (!later_set) {
-		timer_set(&later_timer, clock_ns(CLOCK_MONOTONIC) + LATER_NS);
+		timer_in(&later_timer, LATER_NS);
 	}
 	later_set = later_set || !at_once;
 }

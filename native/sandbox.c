@@ -22,15 +22,10 @@
 #define REPORTS_PER_TURN 64u
 
 static struct sandbox *table[BUCKETS];
-static struct sandbox *dead;
 
 static struct sandbox **chain_of(const char *id)
 {
-	uint32_t hash = 2166136261u;
-
-	for (; *id; id++)
-		hash = (hash ^ (uint8_t)*id) * 16777619u;
-	return &table[hash % BUCKETS];
+	return &table[hash_of(id) % BUCKETS];
 }
 
 struct sandbox *sandbox_find(const char *id)
@@ -51,6 +46,10 @@ void sandbox_list(struct sandbox *sandbox)
 	sandbox->lease.fire = lease_over;
 	sandbox->next = *chain_of(sandbox->id);
 	*chain_of(sandbox->id) = sandbox;
+	sandbox->queue = (struct link)RING(sandbox->queue);
+	sandbox->running.streams = (struct link)RING(sandbox->running.streams);
+	sandbox->bulk.streams = (struct link)RING(sandbox->bulk.streams);
+	sandbox->leftover.streams = (struct link)RING(sandbox->leftover.streams);
 	sandbox->listed = true;
 	worker.sandboxes++;
 }
@@ -67,19 +66,7 @@ static void forget(struct sandbox *sandbox)
 	timer_cancel(&sandbox->lease);
 	sandbox->listed = false;
 	worker.sandboxes--;
-	/* An event of this turn may still point to it. */
-	sandbox->dead = dead;
-	dead = sandbox;
-}
-
-void sandboxes_free_dead(void)
-{
-	while (dead) {
-		struct sandbox *next = dead->dead;
-
-		free(dead);
-		dead = next;
-	}
+	free_later(sandbox);
 }
 
 /* --- the end of one ------------------------------------------------------------------ */
@@ -132,7 +119,7 @@ static void clean(struct sandbox *sandbox)
 		/* Dead processes hold a version 1 cgroup for a moment after they were reaped. */
 		uint64_t wait = sandbox->tries < 20 ? sandbox->tries * NS_PER_MS : 50 * NS_PER_MS;
 
-		timer_set(&sandbox->timer, clock_ns(CLOCK_MONOTONIC) + wait);
+		timer_in(&sandbox->timer, wait);
 		return;
 	}
 	finish(sandbox, error);
@@ -149,7 +136,7 @@ static void report_gone(struct sandbox *sandbox, uint64_t ooms)
 	/* Commands that ended after the kill, but before pid 1 was dead, have seen it already. */
 	if (signalled && code == SIGKILL &&
 	    (ooms > sandbox->ooms_seen ||
-	     (sandbox->oom_ns && clock_ns(CLOCK_MONOTONIC) - sandbox->oom_ns < NS_PER_S)))
+	     (sandbox->oom_ns && now_ns() - sandbox->oom_ns < NS_PER_S)))
 		cause = GONE_CAUSE_OOM;
 	sandbox->gone_cause = cause;
 	sandbox->gone_code = code;
@@ -191,12 +178,11 @@ static void timer_fired(struct timer *timer)
 
 static void read_channel(struct sandbox *sandbox, unsigned most);
 
-static void pidfd_ready(struct source *source, uint32_t events)
+static void pidfd_ready(struct source *source, uint32_t)
 {
 	struct sandbox *sandbox = container_of(source, struct sandbox, pidfd_source);
 	siginfo_t info = {0};
 
-	(void)events;
 	if (sandbox->pidfd < 0 || sandbox->state == SANDBOX_CLEANING)
 		return;
 	if (waitid(P_PIDFD, (id_t)sandbox->pidfd, &info, WEXITED | WNOHANG | __WALL) < 0 ||
@@ -261,20 +247,21 @@ void sandbox_destroy(struct sandbox *sandbox, uint64_t request)
 		finish(sandbox, 0);
 }
 
+static void end_one(struct sandbox *sandbox)
+{
+	if (sandbox->state == SANDBOX_GONE)
+		forget(sandbox);
+	else if (stands(sandbox))
+		sandbox_destroy(sandbox, UINT64_MAX);
+	else if (sandbox->state == SANDBOX_STARTING)
+		create_failed(sandbox, -ECONNRESET, "connection");
+	else if (!sandbox->create_request && !sandbox->destroy_request)
+		sandbox->destroy_request = UINT64_MAX;
+}
+
 void sandboxes_end(void)
 {
-	for (size_t i = 0; i < BUCKETS; i++)
-		for (struct sandbox *sandbox = table[i], *next; sandbox; sandbox = next) {
-			next = sandbox->next;
-			if (sandbox->state == SANDBOX_GONE)
-				forget(sandbox);
-			else if (stands(sandbox))
-				sandbox_destroy(sandbox, UINT64_MAX);
-			else if (sandbox->state == SANDBOX_STARTING)
-				create_failed(sandbox, -ECONNRESET, "connection");
-			else if (!sandbox->create_request && !sandbox->destroy_request)
-				sandbox->destroy_request = UINT64_MAX;
-		}
+	sandboxes_each(end_one);
 }
 
 void sandboxes_each(void (*each)(struct sandbox *sandbox))
@@ -293,7 +280,7 @@ static void lease_over(struct timer *timer)
 	struct sandbox *sandbox = container_of(timer, struct sandbox, lease);
 
 	if (sandbox->state == SANDBOX_STARTING) {
-		timer_set(timer, clock_ns(CLOCK_MONOTONIC) + NS_PER_S);
+		timer_in(timer, NS_PER_S);
 	} else if (sandbox->state == SANDBOX_LIVE) {
 		sandbox_kill_all(sandbox, REQUEST_NOBODYS); /* the next daemon may let it be read, or ends it */
 	}
@@ -307,7 +294,7 @@ void sandbox_lease_on(struct sandbox *sandbox)
 	sandbox->killers = 0;
 	if (kept_has(sandbox->id)) {
 		if (sandbox->expires_ns)
-			timer_set(&sandbox->lease, clock_ns(CLOCK_MONOTONIC) + left);
+			timer_in(&sandbox->lease, left);
 	} else if (sandbox->create_request) {
 		sandbox->unwanted = true;
 	} else {
@@ -344,7 +331,7 @@ void sandbox_kill_progress(struct sandbox *sandbox)
 		if (exec->killed && !(exec->ended && exec->cgroup_gone))
 			return;
 	if (!sandbox->execs && cgroup_tasks(sandbox) > 1 && sandbox->tries++ < REAP_TRIES)
-		timer_set(&sandbox->timer, clock_ns(CLOCK_MONOTONIC) + NS_PER_MS);
+		timer_in(&sandbox->timer, NS_PER_MS);
 	else
 		answer_kill(sandbox);
 }
@@ -364,11 +351,8 @@ void sandbox_kill_all(struct sandbox *sandbox, uint64_t request)
 	if (!sandbox->killers)
 		sandbox->tries = 0;
 	for (struct exec *exec = sandbox->execs, *next; exec; exec = next) {
-		char name[32];
-
 		next = exec->sibling;
-		cgroup_exec_name(exec, "", name, sizeof(name));
-		killed += cgroup_pids(sandbox, name, NULL, NULL);
+		killed += cgroup_exec_pids(exec, NULL, NULL);
 		exec_kill(exec, REASON_SIGNAL);
 	}
 	sandbox->killer[sandbox->killers++] = (struct killer){request, killed};
@@ -388,7 +372,7 @@ static void handle_report(struct sandbox *sandbox, const struct report *report)
 		created(sandbox);
 	} else if (report->kind == REPORT_FAILED && sandbox->state == SANDBOX_STARTING) {
 		create_failed(sandbox, -report->status,
-			      report->stage < init_step_count ? init_steps[report->stage] : "pid 1");
+			      init_step_name(report->stage) ? init_step_name(report->stage) : "pid 1");
 	} else if (report->kind == REPORT_REAPED) {
 		exec = exec_of_pid(sandbox, report->pid);
 		if (!exec)
@@ -424,11 +408,10 @@ static void read_channel(struct sandbox *sandbox, unsigned most)
 	}
 }
 
-static void channel_ready(struct source *source, uint32_t events)
+static void channel_ready(struct source *source, uint32_t)
 {
 	struct sandbox *sandbox = container_of(source, struct sandbox, channel_source);
 
-	(void)events;
 	if (sandbox->channel < 0 || sandbox->channel_ended)
 		return;
 	read_channel(sandbox, REPORTS_PER_TURN);

@@ -32,13 +32,7 @@
 #endif
 
 /* Numbers that are the same on every architecture and newer than some libc headers. */
-#define NR_open_tree 428
-#define NR_move_mount 429
-#define NR_fsopen 430
-#define NR_fsconfig 431
-#define NR_fsmount 432
 #define NR_fspick 433
-#define NR_mount_setattr 442
 #define NR_quotactl_fd 443
 #define NR_open_tree_attr 467
 #define NR_last_known 470
@@ -76,13 +70,13 @@ static struct rule rules[] = {
 	{SYS_mount, DENY},
 	{SYS_umount2, DENY},
 	{SYS_pivot_root, DENY},
-	{NR_open_tree, DENY},
-	{NR_move_mount, DENY},
-	{NR_fsopen, DENY},
-	{NR_fsconfig, DENY},
-	{NR_fsmount, DENY},
+	{SYS_open_tree, DENY},
+	{SYS_move_mount, DENY},
+	{SYS_fsopen, DENY},
+	{SYS_fsconfig, DENY},
+	{SYS_fsmount, DENY},
 	{NR_fspick, DENY},
-	{NR_mount_setattr, DENY},
+	{SYS_mount_setattr, DENY},
 	{NR_open_tree_attr, DENY},
 	{SYS_bpf, DENY},
 	{SYS_perf_event_open, DENY},

@@ -10,6 +10,8 @@
 #include "sha256.h"
 #include "util.h"
 
+enum controller { MEMORY, CPU, PIDS, CONTROLLERS };
+
 /*
  * The lowest descriptors. Helpers copy only those below SLOT_END of our table, so that an exec
  * costs the same however many sandboxes are open; what a helper needs is put there first.
@@ -23,10 +25,8 @@ enum slot {
 	SLOT_PROGRAM,
 	SLOT_CGROUP,
 	/* Bases of the version 1 hierarchies; there all the time, where they are used. */
-	SLOT_MEMORY,
-	SLOT_CPU,
-	SLOT_PIDS,
-	SLOT_EXTRA,
+	SLOT_V1,
+	SLOT_EXTRA = SLOT_V1 + CONTROLLERS,
 	SLOT_END = SLOT_EXTRA + 8,
 };
 
@@ -37,7 +37,6 @@ enum slot {
 #define WATCHERS_MAX 8u
 #define KILLERS_MAX 8u
 #define SIGNALS_MAX 8u
-#define V1_MAX 3u
 #define SPARE_CGROUPS_MAX 8u
 #define ID_MAX 64u
 #define INLINE_MAX (1u << 20)
@@ -56,11 +55,6 @@ struct timer {
 	void (*fire)(struct timer *timer);
 };
 
-/* In a ring; not in any while both are NULL. */
-struct link {
-	struct link *prev, *next;
-};
-
 /* Streams of one sandbox that have something to read, and take turns (turns.c). */
 struct lane {
 	struct link link; /* in the ring of lanes, unless it is empty or has to wait */
@@ -69,10 +63,9 @@ struct lane {
 	uint64_t tokens, counted_ns; /* of its bucket: bytes, and when they were counted */
 };
 
+/* 0: none. Bytes, thousandths of a processor, processes. */
 struct limits {
-	uint64_t memory;
-	uint64_t cpu_milli;
-	uint64_t pids;
+	uint64_t of[CONTROLLERS];
 };
 
 /* Who waits until everything in a sandbox is dead. */
@@ -106,7 +99,7 @@ struct sandbox {
 	unsigned launches; /* under way */
 	bool hastened;
 	uint64_t haste_ns, haste_counted_ns; /* how much longer it may be, and when that was counted */
-	struct exec *first_queued, *last_queued; /* that wait for one of those to end */
+	struct link queue; /* execs that wait for one of those to end */
 	bool taking_turns;
 	bool listed;
 	bool unwanted; /* ends as soon as it is made: its daemon has gone, and noted nothing of it */
@@ -142,7 +135,6 @@ struct sandbox {
 	struct lane running; /* streams of commands that run */
 	struct lane bulk; /* those of them that have had much */
 	struct lane leftover; /* streams of what ended commands have left */
-	struct sandbox *dead; /* in the list of those to free */
 };
 
 struct stream {
@@ -191,8 +183,7 @@ struct exec {
 	uint64_t request;
 	struct kept *kept; /* until its last answer is there */
 	struct launch *launch; /* until the command runs, or cannot */
-	struct exec *queued_next;
-	bool queued; /* its launch has not begun */
+	struct link queued; /* its launch has not begun */
 	bool pty;
 	pid_t pid; /* of the leader, in the sandbox */
 	bool listed;
@@ -221,15 +212,16 @@ struct exec {
 	struct early_signal signal[SIGNALS_MAX];
 	struct stream out;
 	struct stream err;
-	struct exec *dead;
 };
 
 struct cgroup_bases {
 	int unified;
-	int memory, cpu, pids; /* version 1, or -1 */
-	bool v2_memory, v2_cpu, v2_pids;
+	int v1[CONTROLLERS]; /* or -1 */
+	bool v2[CONTROLLERS];
 	bool split; /* controllers are delegated below a sandbox: pid 1 needs a leaf of its own */
 };
+
+struct request;
 
 struct worker {
 	int epoll;
@@ -263,9 +255,13 @@ void loop_remove(int fd);
 /* Room for the timers of one sandbox or exec more. Returns 0 or -ENOMEM. */
 int timers_reserve(void);
 void timer_set(struct timer *timer, uint64_t at);
+void timer_in(struct timer *timer, uint64_t ns);
 void timer_cancel(struct timer *timer);
 /* Milliseconds until the next timer, for epoll; fires those that are due. */
 int timers_run(void);
+/* Free it when no event of this turn can point to it any more. Its first word is used for that. */
+void free_later(void *block);
+void free_blocks(void);
 int slot_put(int fd, enum slot slot);
 void slot_clear(enum slot slot);
 /* Move a descriptor above the slots. Returns it, or -errno with it closed. */
@@ -332,25 +328,28 @@ void attach_done(void);
 void attach_tend(void);
 
 /* --- requests.c --- */
+/* What a handler returns to have its request answered so. */
+int fail(struct request *r, int error, const char *stage, const char *message);
 /* Handle one frame; takes what it uses of `fds` (sets it to -1). -errno: the peer is broken. */
 int request_handle(struct frame *frame, int *fds);
 
 /* --- cgroup.c --- */
-int cgroups_use(const char *name, const char *path);
+extern const char *const controller_names[CONTROLLERS];
+int cgroups_use(const char *name, size_t len, const char *path);
 int cgroups_finish(void);
 int cgroup_create(struct sandbox *sandbox);
 int cgroup_limit(struct sandbox *sandbox, const char **stage);
-/* A descriptor of the cgroup that pid 1 is cloned into. */
 /* While something of it is killed, its limit of processor time is a higher one. */
 void cgroup_hasten(struct sandbox *sandbox);
 /* Whether that has been going on for as long as it may. */
 bool cgroup_haste_spent(struct sandbox *sandbox);
 void cgroup_slow_down(struct sandbox *sandbox);
+/* A descriptor of the cgroup that pid 1 is cloned into. */
 int cgroup_open_init(struct sandbox *sandbox);
 /* 0 when nothing is left, -EBUSY while something is. */
 int cgroup_remove(struct sandbox *sandbox);
 /* Where pid 1 to be enters by writing "0": a file that root opened lets anybody. -1: not there. */
-int cgroup_open_v1(const struct sandbox *sandbox, int tasks[V1_MAX]);
+int cgroup_open_v1(const struct sandbox *sandbox, int tasks[CONTROLLERS]);
 /* What the limit of processes counts: threads, and the dead that nobody waited for; 0: unknown. */
 uint64_t cgroup_tasks(const struct sandbox *sandbox);
 uint64_t cgroup_ooms(const struct sandbox *sandbox);
@@ -368,9 +367,9 @@ void cgroup_exec_usage(const struct exec *exec, struct usage *usage);
 int cgroup_exec_watch(const struct exec *exec);
 void inotify_forget(int watch);
 void inotify_prepare(void);
-/* Call `each` for every pid in one cgroup of a sandbox; returns how many there were. */
-unsigned cgroup_pids(const struct sandbox *sandbox, const char *cgroup,
-		     void (*each)(pid_t pid, void *context), void *context);
+/* Call `each`, if there is one, for every pid in its cgroup; returns how many there were. */
+unsigned cgroup_exec_pids(const struct exec *exec, void (*each)(pid_t pid, void *context),
+			  void *context);
 void cgroup_exec_name(const struct exec *exec, const char *file, char *buf, size_t size);
 
 /* --- rootfs.c --- */
@@ -397,14 +396,14 @@ int rootfs_take_dev(int userns, uint32_t id_base);
  */
 void rootfs_release(bool at_once);
 int rootfs_prepare(int layers);
-/* Whether the tests want this step to fail. */
-bool injected(const char *wanted, const char *step);
+/* -EIO if the tests want this step to fail. */
+int injected(const char *wanted, const char *step);
 /* Go to the host's mounts, or back to ours. */
 int rootfs_at_home(bool home);
 
 /* --- create.c --- */
-extern const char *const worker_steps[];
-extern const size_t worker_step_count;
+/* The steps of a create, pid 1's behind the worker's; NULL behind the last. */
+const char *step_name(size_t index);
 struct create_spec {
 	const char *id;
 	const char *hostname;
@@ -417,9 +416,9 @@ struct create_spec {
 	uint64_t request;
 };
 /* Make a blank under an id: of `spec`, what is not said here is not looked at. */
-void sandbox_prepare(const struct create_spec *spec);
+int sandbox_prepare(struct request *r, const struct create_spec *spec);
 /* Go on with the blank of this id, or make all of a sandbox at once. */
-void sandbox_create(const struct create_spec *spec);
+int sandbox_create(struct request *r, const struct create_spec *spec);
 /* Pid 1 waits for its configuration. */
 void prepared(struct sandbox *sandbox);
 /* Pid 1 has done the last step. */
@@ -445,7 +444,6 @@ void sandbox_lease_on(struct sandbox *sandbox);
 void sandbox_lease_off(struct sandbox *sandbox);
 /* Answer as to its CREATE, once it is made. */
 void sandbox_await(struct sandbox *sandbox, uint64_t request);
-void sandboxes_free_dead(void);
 
 /* --- exec.c --- */
 struct exec_spec {
@@ -471,6 +469,10 @@ struct exec_spec {
 	struct keep_spec keep;
 };
 struct exec *exec_find(uint64_t id);
+static inline bool is_queued(const struct exec *exec)
+{
+	return exec->queued.next;
+}
 struct exec *exec_of_pid(struct sandbox *sandbox, pid_t pid);
 /* Make it known; its timer runs. Returns NULL without memory. */
 struct exec *exec_new(const struct exec_spec *spec);
@@ -483,19 +485,24 @@ void exec_leader_ended(struct exec *exec, int status, const struct usage *usage)
 void exec_sandbox_gone(struct exec *exec);
 void exec_kill(struct exec *exec, enum reason cause);
 void exec_check_cgroup(struct exec *exec);
-void exec_output(struct exec *exec, uint64_t request);
-void exec_watch(struct exec *exec, uint64_t request, uint64_t seen_out, uint64_t seen_err);
+/* Whoever watched them has gone. */
+void execs_unwatch(void);
+void exec_cgroup_event(int watch);
+
+/* --- news.c --- */
+void exec_answer_progress(const struct exec *exec, uint64_t request);
+void exec_tell_watchers(struct exec *exec);
+/* The command runs: what has been asked for is told. */
+void exec_tell_started(const struct exec *exec);
+/* A stream has moved on: tell watchers, enforce the kill limit. */
+void exec_progress(struct exec *exec);
+int exec_output(struct request *r, struct exec *exec);
+int exec_watch(struct request *r, struct exec *exec, const uint64_t seen[2]);
 void exec_mark(struct exec *exec, uint64_t request);
 /* This request is answered from now on as its EXEC would be. */
 void exec_await(struct exec *exec, uint64_t request);
-/* Whoever watched them has gone. */
-void execs_unwatch(void);
-void exec_forget(struct exec *exec, uint64_t request);
+int exec_forget(struct request *r, struct exec *exec);
 void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope scope);
-void exec_cgroup_event(int watch);
-/* A stream has moved on: tell watchers, enforce the kill limit. */
-void exec_progress(struct exec *exec);
-void execs_free_dead(void);
 
 /* --- launch.c --- */
 /* A launch with a copy of what `spec` points to, or NULL. */
@@ -520,7 +527,7 @@ void launches_reap(void);
 int launch_measure(const char *path, uint64_t *durations, size_t count);
 
 /* --- start.c --- */
-void exec_start(const struct exec_spec *spec);
+int exec_start(struct request *r, const struct exec_spec *spec);
 void exec_launched(struct exec *exec);
 /* Its launch has not ended at its deadline, at the limit for launches, or after it was killed. */
 void exec_overdue(struct exec *exec);
@@ -539,8 +546,8 @@ void stream_keep(struct stream *stream);
 /* All of it has come: say in the spool's size how much that was, where the ring does not. */
 void stream_state_total(const struct stream *stream);
 void stream_close(struct stream *stream);
-/* Hold nothing of it in memory any more. */
-void stream_drop(struct stream *stream);
+/* From now on it is drained and counted, but kept no more. */
+void stream_forget(struct stream *stream);
 /* Read once, STREAM_READ_MAX at most. Returns how much that was; 0 at the end, or if nothing is there. */
 size_t stream_read(struct stream *stream, size_t most);
 /* Nothing is there: wait until there is. */
@@ -565,12 +572,15 @@ struct process {
 };
 /* -ESRCH for what is not, or not any more, of this exec; NULL: whoever has the pid. */
 int process_read(const struct exec *exec, pid_t host_pid, struct process *process);
+/* A field of numbers and the name. */
+void build_process(struct builder *b, uint16_t tag, const struct process *process,
+		   const uint64_t *numbers, size_t count);
 /* Host pid of the leader, or 0. */
-pid_t inspect_host_pid(struct sandbox *sandbox, const struct exec *exec);
+pid_t inspect_host_pid(const struct exec *exec);
 /* Signal processes of a running exec; returns how many were reached. */
 unsigned inspect_signal(const struct exec *exec, int signum, enum scope scope);
 void inspect_processes(struct sandbox *sandbox, uint64_t request);
 
 /* --- remove.c --- */
-/* Takes the descriptor. */
-void remove_tree(int *dir, const char *name, uint64_t request);
+/* Takes the descriptor. Returns 0, and answers later, or -errno. */
+int remove_tree(int dir, const char *name, uint64_t request);

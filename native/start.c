@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <termios.h>
-#include <time.h>
 
 #include "kernel.h"
 #include "spawner.h"
@@ -53,7 +52,7 @@ static int open_terminal(const struct exec_spec *spec, int *master, int *slave)
 	*master = sys_openat2(sandbox->root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC,
 			      RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS);
 	if (*master < 0)
-		error = -errno;
+		error = *master;
 	else if (fstatfs(*master, &fs) < 0 || fs.f_type != DEVPTS_MAGIC)
 		error = -EPERM;
 	else if (ioctl(*master, TIOCSPTLCK, &unlock) < 0 ||
@@ -71,14 +70,12 @@ static int open_pipe(const struct exec_spec *spec, int *ours, int *theirs)
 {
 	int ends[2];
 
-	if (pipe2(ends, O_CLOEXEC) < 0)
-		return -errno;
+	TRY(check(pipe2(ends, O_CLOEXEC)));
 	*ours = ends[0];
 	*theirs = ends[1];
-	if (fcntl(*ours, F_SETFL, O_NONBLOCK) < 0 ||
-	    fchown(*theirs, spec->sandbox->id_base + spec->uid, spec->sandbox->id_base + spec->gid) < 0)
-		return -errno;
-	return 0;
+	TRY(check(fcntl(*ours, F_SETFL, O_NONBLOCK)));
+	return check(fchown(*theirs, spec->sandbox->id_base + spec->uid,
+			    spec->sandbox->id_base + spec->gid));
 }
 
 struct ends {
@@ -88,39 +85,32 @@ struct ends {
 
 static int open_streams(const struct exec_spec *spec, struct ends *ends)
 {
-	int error;
-
 	if (spec->flags & EXEC_FLAG_PTY) {
-		error = open_terminal(spec, &ends->out, &ends->slot_out);
-		if (!error && fcntl(ends->out, F_SETFL, O_NONBLOCK) < 0)
-			error = -errno;
-		return error;
+		TRY(open_terminal(spec, &ends->out, &ends->slot_out));
+		return check(fcntl(ends->out, F_SETFL, O_NONBLOCK));
 	}
-	error = open_pipe(spec, &ends->out, &ends->slot_out);
-	if (error || spec->flags & EXEC_FLAG_MERGE_STDERR)
-		return error;
-	return open_pipe(spec, &ends->err, &ends->slot_err);
+	TRY(open_pipe(spec, &ends->out, &ends->slot_out));
+	return spec->flags & EXEC_FLAG_MERGE_STDERR ? 0 :
+						      open_pipe(spec, &ends->err, &ends->slot_err);
 }
 
 static int fill_slots(const struct exec_spec *spec, const struct ends *ends)
 {
-	int err = ends->slot_err >= 0 ? ends->slot_err : ends->slot_out;
-	int error = slot_put(ends->slot_out, SLOT_OUT);
+	struct stat st;
 
-	error = error ? error : slot_put(err, SLOT_ERR);
-	error = error ? error : slot_put(spec->sandbox->pidfd, SLOT_PIDFD);
-	if (!error && spec->in >= 0) {
-		struct stat st;
-
+	TRY(slot_put(ends->slot_out, SLOT_OUT));
+	TRY(slot_put(ends->slot_err >= 0 ? ends->slot_err : ends->slot_out, SLOT_ERR));
+	TRY(slot_put(spec->sandbox->pidfd, SLOT_PIDFD));
+	if (spec->in >= 0) {
 		/* So that /dev/stdin can be opened by name. */
 		if (fstat(spec->in, &st) == 0 && S_ISFIFO(st.st_mode))
 			(void)!fchown(spec->in, spec->sandbox->id_base + spec->uid,
 				      spec->sandbox->id_base + spec->gid);
-		error = slot_put(spec->in, SLOT_IN);
+		TRY(slot_put(spec->in, SLOT_IN));
 	}
-	for (size_t i = 0; i < spec->extra_count && !error; i++)
-		error = slot_put(spec->extra[i].fd, SLOT_EXTRA + (enum slot)i);
-	return error;
+	for (size_t i = 0; i < spec->extra_count; i++)
+		TRY(slot_put(spec->extra[i].fd, SLOT_EXTRA + (enum slot)i));
+	return 0;
 }
 
 static void clear_slots(const struct exec_spec *spec)
@@ -137,24 +127,23 @@ static void clear_slots(const struct exec_spec *spec)
 
 /* --- one launch ------------------------------------------------------------------------ */
 
-static int make_streams(struct exec *exec, const struct exec_spec *spec, struct ends *ends)
+/* What it needs, into the slots. */
+static int prepare(struct exec *exec, const struct exec_spec *spec, struct ends *ends,
+		   const char **stage)
 {
-	int error = open_streams(spec, ends);
+	auto_close int cgroup = -1;
 
-	if (error)
-		return error;
+	*stage = spec->flags & EXEC_FLAG_PTY ? "terminal" : "output";
+	TRY(open_streams(spec, ends));
 	/* From here on the streams close them. */
 	stream_open(&exec->out, exec, ends->out);
 	stream_open(&exec->err, exec, ends->err);
 	ends->out = ends->err = -1;
-	return 0;
-}
-
-static int put_cgroup(struct exec *exec)
-{
-	auto_close int cgroup = cgroup_exec_create(exec);
-
-	return cgroup < 0 ? cgroup : slot_put(cgroup, SLOT_CGROUP);
+	*stage = "cgroup";
+	TRY(cgroup = cgroup_exec_create(exec));
+	TRY(slot_put(cgroup, SLOT_CGROUP));
+	*stage = "descriptors";
+	return fill_slots(spec, ends);
 }
 
 static void begin(struct exec *exec)
@@ -162,18 +151,10 @@ static void begin(struct exec *exec)
 	const struct exec_spec *spec = launch_spec(exec->launch);
 	struct sandbox *sandbox = exec->sandbox;
 	struct ends ends = {-1, -1, -1, -1};
-	const char *stage = spec->flags & EXEC_FLAG_PTY ? "terminal" : "output";
+	const char *stage;
 	bool over = false;
-	int error = make_streams(exec, spec, &ends);
+	int error = prepare(exec, spec, &ends, &stage);
 
-	if (!error) {
-		stage = "cgroup";
-		error = put_cgroup(exec);
-	}
-	if (!error) {
-		stage = "descriptors";
-		error = fill_slots(spec, &ends);
-	}
 	if (!error) {
 		sandbox->launches++;
 		over = launch_begin(exec->launch, sandbox->slow ? 0 : PATIENCE_NS);
@@ -197,46 +178,17 @@ static void begin(struct exec *exec)
 
 /* --- turns ------------------------------------------------------------------------------ */
 
-static void wait_for_turn(struct exec *exec)
-{
-	struct sandbox *sandbox = exec->sandbox;
-
-	exec->queued = true;
-	exec->queued_next = NULL;
-	if (sandbox->last_queued)
-		sandbox->last_queued->queued_next = exec;
-	else
-		sandbox->first_queued = exec;
-	sandbox->last_queued = exec;
-}
-
-static void leave_line(struct exec *exec)
-{
-	struct sandbox *sandbox = exec->sandbox;
-	struct exec *before = NULL;
-
-	for (struct exec *one = sandbox->first_queued; one != exec; one = one->queued_next)
-		before = one;
-	if (before)
-		before->queued_next = exec->queued_next;
-	else
-		sandbox->first_queued = exec->queued_next;
-	if (sandbox->last_queued == exec)
-		sandbox->last_queued = before;
-	exec->queued = false;
-}
-
 /* A launch that ends at once comes here again: the one that is here already goes on. */
 static void next_turns(struct sandbox *sandbox)
 {
 	if (sandbox->taking_turns)
 		return;
 	sandbox->taking_turns = true;
-	while (sandbox->state == SANDBOX_LIVE && sandbox->first_queued &&
+	while (sandbox->state == SANDBOX_LIVE && !ring_is_empty(&sandbox->queue) &&
 	       sandbox->launches < LAUNCHES_MAX) {
-		struct exec *exec = sandbox->first_queued;
+		struct exec *exec = container_of(sandbox->queue.next, struct exec, queued);
 
-		leave_line(exec);
+		unlink_one(&exec->queued);
 		begin(exec);
 	}
 	sandbox->taking_turns = false;
@@ -244,8 +196,7 @@ static void next_turns(struct sandbox *sandbox)
 
 void exec_unlaunch(struct exec *exec)
 {
-	if (exec->queued)
-		leave_line(exec);
+	unlink_one(&exec->queued);
 	launch_release(exec->launch);
 	exec->launch = NULL;
 }
@@ -270,14 +221,14 @@ void exec_launched(struct exec *exec)
 
 static void set_timer(struct exec *exec)
 {
-	uint64_t limit = clock_ns(CLOCK_MONOTONIC) + LAUNCH_MAX_NS;
+	uint64_t limit = now_ns() + LAUNCH_MAX_NS;
 
 	timer_set(&exec->timer, exec->deadline && exec->deadline < limit ? exec->deadline : limit);
 }
 
 void exec_overdue(struct exec *exec)
 {
-	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	uint64_t now = now_ns();
 	bool late = exec->deadline && now >= exec->deadline;
 
 	if (exec->killed) {
@@ -288,12 +239,12 @@ void exec_overdue(struct exec *exec)
 		cgroup_exec_kill(exec);
 		timer_set(&exec->timer,
 			  now + (wait_ms < KILL_WAIT_MAX_MS ? wait_ms : KILL_WAIT_MAX_MS) * NS_PER_MS);
-	} else if (exec->queued && late) {
+	} else if (is_queued(exec) && late) {
 		exec_unlaunch(exec);
 		exec_failed(exec, ETIMEDOUT, "launch", "its turn did not come before its deadline");
 	} else if (late) {
 		exec_kill(exec, REASON_DEADLINE);
-	} else if (!exec->queued && launch_close(exec->launch)) {
+	} else if (!is_queued(exec) && launch_close(exec->launch)) {
 		exec_kill(exec, REASON_INFRASTRUCTURE);
 	} else {
 		set_timer(exec);
@@ -314,7 +265,7 @@ static bool too_many(const struct sandbox *sandbox)
 	return sandbox->exec_count >= always && worker.execs * EXEC_FILES + worker.kept_files > worker.files / 2;
 }
 
-void exec_start(const struct exec_spec *spec)
+int exec_start(struct request *r, const struct exec_spec *spec)
 {
 	struct sandbox *sandbox = spec->sandbox;
 	struct kept *kept = NULL;
@@ -322,45 +273,34 @@ void exec_start(const struct exec_spec *spec)
 	char name[32];
 	int error;
 
-	if (sandbox->state != SANDBOX_LIVE) {
-		answer_error(spec->request, ESRCH, "sandbox", "it is gone");
-		return;
-	}
-	if (exec_find(spec->id)) {
-		answer_error(spec->request, EEXIST, "exec", "this id is in use");
-		return;
-	}
-	if (too_many(sandbox)) {
-		answer_error(spec->request, EAGAIN, "execs",
-			     "too many commands of this sandbox run or have left processes; end some");
-		return;
-	}
+	if (sandbox->state != SANDBOX_LIVE)
+		return fail(r, ESRCH, "sandbox", "it is gone");
+	if (exec_find(spec->id))
+		return fail(r, EEXIST, "exec", "this id is in use");
+	if (too_many(sandbox))
+		return fail(r, EAGAIN, "execs",
+			    "too many commands of this sandbox run or have left processes; end some");
 	snprintf(name, sizeof(name), "exec.%" PRIu64, spec->id);
-	if (spec->keep.note) {
-		kept = keep(name, KEPT_EXEC, &spec->keep, &error);
-		if (!kept) {
-			answer_error(spec->request, -error, "keep", "");
-			return;
-		}
-	}
+	if (spec->keep.note && !(kept = keep(name, KEPT_EXEC, &spec->keep, &error)))
+		return fail(r, -error, "keep", "");
 	exec = exec_new(spec);
 	if (!exec) {
 		keep_drop(name);
-		answer_error(spec->request, ENOMEM, "memory", "");
-		return;
+		return fail(r, ENOMEM, "memory", "");
 	}
 	if (kept)
 		keep_exec(kept, exec);
 	set_timer(exec);
-	if (sandbox->launches < LAUNCHES_MAX && !sandbox->first_queued) {
+	if (sandbox->launches < LAUNCHES_MAX && ring_is_empty(&sandbox->queue)) {
 		begin(exec);
+		return 0;
+	}
+	error = launch_hold(exec->launch);
+	if (!error) {
+		link_last(&sandbox->queue, &exec->queued);
 	} else {
-		error = launch_hold(exec->launch);
-		if (!error) {
-			wait_for_turn(exec);
-			return;
-		}
 		exec_unlaunch(exec);
 		exec_failed(exec, -error, "descriptors", "");
 	}
+	return 0;
 }

@@ -6,7 +6,6 @@
  * takes the processors that they need, and it is the reading that lets it.
  */
 #define _GNU_SOURCE
-#include <time.h>
 
 #include "spawner.h"
 
@@ -30,27 +29,10 @@
 #define BULK_PAUSE_MAX_NS (10 * NS_PER_MS)
 #define STARTING_NS (20 * NS_PER_MS)
 
-static struct link lanes = {&lanes, &lanes};
-static struct link bulk_lanes = {&bulk_lanes, &bulk_lanes};
+static struct link lanes = RING(lanes);
+static struct link bulk_lanes = RING(bulk_lanes);
 static struct timer bulk_pause;
-static struct lane unwatched = {.streams = {&unwatched.streams, &unwatched.streams}};
-
-static void link_last(struct link *ring, struct link *link)
-{
-	link->prev = ring->prev;
-	link->next = ring;
-	ring->prev->next = link;
-	ring->prev = link;
-}
-
-static void unlink_one(struct link *link)
-{
-	if (!link->next)
-		return;
-	link->prev->next = link->next;
-	link->next->prev = link->prev;
-	link->prev = link->next = NULL;
-}
+static struct lane unwatched = {.streams = RING(unwatched.streams)};
 
 void turns_leave(struct stream *stream)
 {
@@ -60,16 +42,15 @@ void turns_leave(struct stream *stream)
 		return;
 	unlink_one(&stream->link);
 	stream->lane = NULL;
-	if (lane->streams.next == &lane->streams) {
+	if (ring_is_empty(&lane->streams)) {
 		unlink_one(&lane->link);
 		timer_cancel(&lane->timer);
 	}
 }
 
-static void watch_all(struct timer *timer)
+static void watch_all(struct timer *)
 {
-	(void)timer;
-	while (unwatched.streams.next != &unwatched.streams) {
+	while (!ring_is_empty(&unwatched.streams)) {
 		struct stream *stream = container_of(unwatched.streams.next, struct stream, link);
 
 		turns_leave(stream);
@@ -84,7 +65,7 @@ void turns_begin(struct stream *stream)
 	if (unwatched.timer.index)
 		return;
 	unwatched.timer.fire = watch_all;
-	timer_set(&unwatched.timer, clock_ns(CLOCK_MONOTONIC) + UNWATCHED_NS);
+	timer_in(&unwatched.timer, UNWATCHED_NS);
 }
 
 static struct lane *lane_of(const struct stream *stream)
@@ -101,8 +82,6 @@ void turns_join(struct stream *stream)
 	struct lane *lane = lane_of(stream);
 
 	turns_leave(stream);
-	if (!lane->streams.next)
-		lane->streams = (struct link){&lane->streams, &lane->streams};
 	link_last(&lane->streams, &stream->link);
 	stream->lane = lane;
 	if (!lane->link.next && !lane->timer.index)
@@ -119,7 +98,7 @@ static void wait_over(struct timer *timer)
 /* How much may be read of leftovers now; if it is not worth a read, their lane has to wait. */
 static size_t allowance(struct lane *lane)
 {
-	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	uint64_t now = now_ns();
 	uint64_t passed = now - lane->counted_ns;
 
 	if (!lane->counted_ns || passed > NS_PER_S)
@@ -175,18 +154,17 @@ static size_t serve_next(struct link *ring)
 	return serve(lane);
 }
 
-static void look_again(struct timer *timer)
+static void look_again(struct timer *)
 {
-	(void)timer;
 }
 
 static void run_bulk(void)
 {
-	uint64_t began = clock_ns(CLOCK_MONOTONIC);
+	uint64_t began = now_ns();
 	uint64_t took, pause;
 
 	serve_next(&bulk_lanes);
-	took = clock_ns(CLOCK_MONOTONIC) - began;
+	took = now_ns() - began;
 	if (began + took - worker.started_ns > STARTING_NS)
 		return;
 	pause = BULK_PAUSE * took;
@@ -197,19 +175,19 @@ static void run_bulk(void)
 
 static bool bulk_due(void)
 {
-	return bulk_lanes.next != &bulk_lanes && !bulk_pause.index;
+	return !ring_is_empty(&bulk_lanes) && !bulk_pause.index;
 }
 
 bool turns_due(void)
 {
-	return lanes.next != &lanes || bulk_due();
+	return !ring_is_empty(&lanes) || bulk_due();
 }
 
 void turns_run(void)
 {
 	size_t bytes = 0;
 
-	for (unsigned i = 0; i < TURN_READS && bytes < TURN_BYTES && lanes.next != &lanes; i++)
+	for (unsigned i = 0; i < TURN_READS && bytes < TURN_BYTES && !ring_is_empty(&lanes); i++)
 		bytes += serve_next(&lanes);
 	if (bulk_due())
 		run_bulk();

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "util.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,36 +16,66 @@ uint64_t clock_ns(int clock)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+uint64_t now_ns(void)
+{
+	return clock_ns(CLOCK_MONOTONIC);
+}
+
+void link_last(struct link *ring, struct link *link)
+{
+	link->prev = ring->prev;
+	link->next = ring;
+	ring->prev->next = link;
+	ring->prev = link;
+}
+
+void unlink_one(struct link *link)
+{
+	if (!link->next)
+		return;
+	link->prev->next = link->next;
+	link->next->prev = link->prev;
+	link->prev = link->next = NULL;
+}
+
 _Noreturn void fatal(const char *what)
 {
 	dprintf(2, "coldframe-native: cannot %s: %s\n", what, strerror(errno));
 	abort();
 }
 
-union one_descriptor {
-	struct cmsghdr header;
-	char room[CMSG_SPACE(sizeof(int))];
-};
+ssize_t send_with(int socket, const void *data, size_t len, const int *fds, unsigned count)
+{
+	union descriptors control;
+	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	ssize_t sent;
+
+	if (count) {
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = (socklen_t)CMSG_SPACE(count * sizeof(int));
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = (socklen_t)CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
+	}
+	do
+		sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (sent < 0 && errno == EINTR);
+	return sent < 0 ? -errno : sent;
+}
 
 int message_send(int channel, const void *data, size_t len, int fd)
 {
-	union one_descriptor control = {.header = {.cmsg_level = SOL_SOCKET,
-						   .cmsg_type = SCM_RIGHTS,
-						   .cmsg_len = CMSG_LEN(sizeof(int))}};
-	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	ssize_t sent = send_with(channel, data, len, &fd, fd >= 0);
 
-	if (fd >= 0) {
-		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-		message.msg_control = &control;
-		message.msg_controllen = sizeof(control);
-	}
-	return sendmsg(channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+	return sent < 0 ? (int)sent : 0;
 }
 
 int message_receive(int channel, void *data, size_t len, int *fd)
 {
-	union one_descriptor control;
+	union descriptors control;
 	struct iovec part = {.iov_base = data, .iov_len = len};
 	struct msghdr message = {
 		.msg_iov = &part,

@@ -1,11 +1,15 @@
 /* Small helpers: each returns -errno on failure and never exits. */
 #pragma once
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+#include "protocol.h"
 
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define NS_PER_S 1000000000ull
@@ -20,12 +24,70 @@ static inline void close_quietly(int *fd)
 	*fd = -1;
 }
 
+/* In a ring; not in any while both are NULL. A ring's head is one itself, linked to itself. */
+struct link {
+	struct link *prev, *next;
+};
+
+#define RING(head) {&(head), &(head)}
+
+static inline bool ring_is_empty(const struct link *ring)
+{
+	return ring->next == ring;
+}
+
+void link_last(struct link *ring, struct link *link);
+void unlink_one(struct link *link);
+
 #define auto_close __attribute__((cleanup(close_quietly)))
 
+/* Out of the hands of auto_close. */
+static inline int take_fd_from(int *fd)
+{
+	int taken = *fd;
+
+	*fd = -1;
+	return taken;
+}
+
+/* What libc says in errno, as everything here says it. */
+static inline int check(long result)
+{
+	return result < 0 ? -errno : (int)result;
+}
+
+/* Hand a failure on. What is open belongs to auto_close. */
+#define TRY(expression)                                                                            \
+	do {                                                                                       \
+		int result_ = (expression);                                                        \
+		if (result_ < 0)                                                                   \
+			return result_;                                                            \
+	} while (0)
+
 uint64_t clock_ns(int clock);
+uint64_t now_ns(void); /* CLOCK_MONOTONIC */
+
+/* FNV-1a. */
+static inline uint32_t hash_of(const char *text)
+{
+	uint32_t hash = 2166136261u;
+
+	for (; *text; text++)
+		hash = (hash ^ (uint8_t)*text) * 16777619u;
+	return hash;
+}
 
 /* Say on standard error what failed, with errno, and abort: nothing could go on safely. */
 _Noreturn void fatal(const char *what);
+
+/* Room for as many as a frame may have. */
+union descriptors {
+	struct cmsghdr header;
+	char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
+};
+
+/* Send some of it, all descriptors with that; never waits. Returns how much, or -errno. */
+ssize_t send_with(int socket, const void *data, size_t len, const int *fds, unsigned count);
 
 /* Send one message, with a descriptor unless that is -1; never waits. Returns 0 or -errno. */
 int message_send(int channel, const void *data, size_t len, int fd);
