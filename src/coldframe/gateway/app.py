@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, status
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -79,6 +79,7 @@ _BODIES = (
     Ownership,
     PortUrlRequest,
 )
+_ROUTES: list[Any] = [route for part in _PARTS for route in part.router.routes]
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "Refused or failed."}
 }
@@ -111,7 +112,7 @@ def make_app(made: Service) -> FastAPI:
 
 def routes(*others: BaseRoute) -> Routes:
     """Return every route, and others, to be looked up by what is asked for."""
-    return Routes([*(route for part in _PARTS for route in part.router.routes), *others])
+    return Routes([*_ROUTES, *others])
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +155,17 @@ async def _answer_http(request: Request, error: Exception) -> Response:
         ours = f"Coldframe {coldframe.__version__} serves here"
         refusal = VersionMismatchError(f"{words}: {ours}; use the same version on both sides")
     told = failures.answer(refusal)
-    return Response(told.body, error.status_code, error.headers, "application/json")
+    headers = {**(error.headers or {})}
+    if error.status_code == status.HTTP_405_METHOD_NOT_ALLOWED:
+        # The router has looked at the first route of the path alone.
+        taken = {
+            method
+            for route in _ROUTES
+            if route.path_regex.match(request.url.path)
+            for method in getattr(route, "methods", None) or ()
+        }
+        headers["Allow"] = ", ".join(sorted(taken))
+    return Response(told.body, error.status_code, headers, "application/json")
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

@@ -151,7 +151,7 @@ class _Audited:
 
 def _status(message: Message) -> int | None:
     kind = message["type"]
-    if kind == "http.response.start":
+    if kind in {"http.response.start", "websocket.http.response.start"}:
         return int(message["status"])
     known = {"websocket.accept": _WEBSOCKET_OPEN, "websocket.close": _WEBSOCKET_REFUSED}
     return known.get(kind)

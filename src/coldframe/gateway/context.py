@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 from weakref import WeakSet
 
-from fastapi import Header, Path, Query, WebSocket, status
+from fastapi import Header, Path, Query
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
@@ -25,15 +25,12 @@ from coldframe.gateway.tickets import Tickets
 from coldframe.node.node import Node
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
-    ColdframeError,
     InvalidRequestError,
     TooLargeError,
     TooSlowError,
 )
 from coldframe.protocol.ids import OPERATION_PATTERN
 from coldframe.protocol.wire import LONGEST_POLL_S
-
-_REASON_BYTES = 120
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -118,21 +115,6 @@ def enter(request: HTTPConnection, scope: Scope) -> Tenant:
     identity.require(scope)
     service = service_of(request)
     return Tenant(service.node, identity, service.quotas)
-
-
-async def admit(socket: WebSocket, scope: Scope) -> Tenant | None:
-    """As `enter`, for a WebSocket: one that is refused is closed, and None returned."""
-    try:
-        return enter(socket, scope)
-    except ColdframeError as error:
-        await refuse(socket, error)
-        return None
-
-
-async def refuse(socket: WebSocket, error: ColdframeError) -> None:
-    """Close a WebSocket that was not accepted, and say why as far as a frame has room."""
-    reason = str(error).encode()[:_REASON_BYTES].decode(errors="ignore")
-    await socket.close(status.WS_1008_POLICY_VIOLATION, reason)
 
 
 async def body_bytes(request: Request) -> bytes:

@@ -47,6 +47,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.TooLargeError: 413,
     errors.FileTooLargeError: 413,
     errors.NotExecutedError: 422,
+    errors.UnsatisfiableError: 422,
     errors.FileError: 422,
     errors.ImageError: 422,
     errors.CapacityError: 429,

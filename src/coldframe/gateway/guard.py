@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
-import json
 from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +31,6 @@ from coldframe.protocol.wire import (
     SPOKEN_VERSIONS,
     VERSION_HEADER,
     common_version,
-    error_body,
 )
 
 OPEN_PATHS = frozenset({"/healthz", "/v1/versions", "/openapi.json"})
@@ -123,7 +121,7 @@ class Guard:
                 identity = sender if behalf is None else heard(behalf, sender)
                 scope.setdefault("state", {})["identity"] = identity
         except ColdframeError as error:
-            await _refuse(scope, send, error)
+            await _refuse(scope, receive, send, error)
             return
         if version is not None:
             send = _saying(send, version)
@@ -137,7 +135,8 @@ class Guard:
                 if not cut.made:
                     raise
                 with contextlib.suppress(RuntimeError):  # an answer that had begun just ends
-                    await _refuse(scope, send, NotAuthenticatedError("this key was revoked"))
+                    revoked = NotAuthenticatedError("this key was revoked")
+                    await _refuse(scope, receive, send, revoked)
 
 
 def _require_one_reading(headers: list[tuple[bytes, bytes]]) -> None:
@@ -174,22 +173,10 @@ def _saying(send: Send, version: int) -> Send:
     return said
 
 
-async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
-    error = failures.discreet(error)
-    status = failures.status_of(error)
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:60]})
-        return
-    body = json.dumps(error_body(error)).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    if status == failures.UNAUTHENTICATED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    later = failures.retry_after(status)
-    if later is not None:
-        headers.append((b"retry-after", later.encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: ColdframeError) -> None:
+    """Answer a request, or the handshake of a WebSocket, with an error."""
+    response = failures.answer(error)
+    response.headers["connection"] = "close"
+    if response.status_code == failures.UNAUTHENTICATED:
+        response.headers["www-authenticate"] = "Bearer"
+    await response(scope, receive, send)

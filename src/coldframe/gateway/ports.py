@@ -13,14 +13,13 @@ from fastapi import APIRouter, Path, Request, WebSocket, WebSocketDisconnect
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
+from coldframe.gateway import failures
 from coldframe.gateway.context import (
     RAW_BODY,
-    admit,
     body,
     documented,
     enter,
     json_answer,
-    refuse,
     service_of,
 )
 from coldframe.gateway.identity import Scope
@@ -124,13 +123,11 @@ async def _send(request: Request, writer: asyncio.StreamWriter) -> None:
 @router.websocket("/{port}/websocket")
 async def websocket(socket: WebSocket, sandbox_id: str, port: Port) -> None:
     """Connect to a port: binary frames both ways. An empty frame to the port is end of file."""
-    tenant = await admit(socket, Scope.EXEC)
-    if tenant is None:
-        return
     try:
+        tenant = enter(socket, Scope.EXEC)
         reader, writer = await tenant.node.connect(tenant.sandbox(sandbox_id), port)
     except ColdframeError as error:
-        await refuse(socket, error)
+        await socket.send_denial_response(failures.answer(error))
         return
     await socket.accept()
     hearing = asyncio.ensure_future(_hear(socket, writer))

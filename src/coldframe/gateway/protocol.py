@@ -193,6 +193,12 @@ class _Bounded(HttpToolsProtocol):
 class Lasting(WebSocketsSansIOProtocol):
     """A WebSocket that goes on while commands come to their end, and is closed after them."""
 
+    async def send(self, message: Any) -> None:
+        """Send; a handshake that was answered by a refusal is over, too."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True  # else uvicorn reports a fault of ours
+
     def shutdown(self) -> None:
         """Leave it open: whoever is attached to a command is still to hear the rest of it."""
         if not self.handshake_complete:

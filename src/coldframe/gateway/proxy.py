@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 
 import h11
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coldframe.gateway import failures
 from coldframe.gateway.audited import REFUSED
 from coldframe.gateway.context import Service
-from coldframe.gateway.failures import status_of
-from coldframe.gateway.proxy_headers import Headers, Passage
+from coldframe.gateway.proxy_headers import Passage
 from coldframe.gateway.proxy_websocket import carry
 from coldframe.gateway.tickets import PREFIX, Ticket
 from coldframe.protocol.errors import (
@@ -29,7 +29,6 @@ from coldframe.protocol.errors import (
     SandboxNotFoundError,
     SandboxStateError,
 )
-from coldframe.protocol.wire import error_body
 
 _PIECE = 1 << 16
 _HEAD_BYTES = 1 << 16
@@ -65,13 +64,14 @@ class PortProxy:
             # Relative links need it.
             passage = Passage(_PREFIX + token, 0)
             there = passage.prefix + b"/" + passage.target(scope["raw_path"], scope["query_string"])
-            await _answer(send, 308, [(b"location", there)], b"")
+            moved = Response(status_code=308, headers={"location": there.decode("latin-1")})
+            await moved(scope, receive, send)
             return
         try:
             ticket = self._service.tickets.read(token.decode("ascii", "replace"))
             reader, writer = await self._connect(ticket)
         except ColdframeError as error:
-            await _refuse(scope, send, error)
+            await _refuse(scope, receive, send, error)
             return
         passage = Passage(_PREFIX + token, ticket.port)
         try:
@@ -91,21 +91,12 @@ class PortProxy:
             ) from error
 
 
-async def _refuse(scope: Scope, send: Send, error: ColdframeError) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: ColdframeError) -> None:
     scope.setdefault("state", {})[REFUSED] = True
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
-        return
-    unreachable = isinstance(error, PortUnreachableError)
-    status = _BAD_GATEWAY if unreachable else status_of(error)
-    body = json.dumps(error_body(error)).encode()
-    await _answer(send, status, [(b"content-type", b"application/json")], body)
-
-
-async def _answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+    response = failures.answer(error)
+    if isinstance(error, PortUnreachableError):
+        response.status_code = _BAD_GATEWAY
+    await response(scope, receive, send)
 
 
 class _Exchange:
@@ -121,10 +112,12 @@ class _Exchange:
         try:
             self._begin(scope)
         except h11.LocalProtocolError as error:
-            await _refuse(scope, send, InvalidRequestError(f"this cannot be passed on: {error}"))
+            await _refuse(
+                scope, receive, send, InvalidRequestError(f"this cannot be passed on: {error}")
+            )
             return
         asking = asyncio.ensure_future(self._ask(receive))
-        answering = asyncio.ensure_future(self._pass_answer(scope, send))
+        answering = asyncio.ensure_future(self._pass_answer(scope, receive, send))
         try:
             await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -168,12 +161,12 @@ class _Exchange:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async def _pass_answer(self, scope: Scope, send: Send) -> None:
+    async def _pass_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             begun = await self._head()
         except (h11.RemoteProtocolError, ConnectionError) as error:
             told = f"port {self._passage.port} does not answer by HTTP: {str(error)[:200]}"
-            await _refuse(scope, send, PortUnreachableError(told))
+            await _refuse(scope, receive, send, PortUnreachableError(told))
             return
         headers = self._passage.outward(begun.headers)
         if begun.status_code in _BODILESS:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -43,7 +44,6 @@ _OURS = frozenset(
 )
 """Headers of one connection, and those that say who asks: never passed on."""
 _NORMAL, _UNSAID = 1000, {1005, 1006}
-_REFUSED = 1008
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
 _NOBODY = Identity("nobody", frozenset(), "nobody")
@@ -101,7 +101,7 @@ class Relay:
         try:
             target, headers = _target(scope), await self._headers(scope)
         except ColdframeError as error:
-            await _answer(scope, receive, send, error)
+            await failures.answer(error)(scope, receive, send)
             return
         if scope["type"] == "websocket":
             await self._websocket(scope, target, headers, receive, send)
@@ -157,7 +157,7 @@ class Relay:
                 await send({"type": "http.response.body", "body": b""})
         except ServiceUnreachableError as error:
             if not begun:  # else the answer ends in the middle, as it did
-                await _answer(scope, asked.receive, send, error)
+                await failures.answer(error)(scope, asked.receive, send)
         except _LeftError:
             pass
 
@@ -185,12 +185,17 @@ class Relay:
                 code = theirs.close_code or _NORMAL
                 code = _NORMAL if code in _UNSAID else code
                 await _close(send, code, theirs.close_reason or "")
-        except InvalidStatus:
-            await _close(send, _REFUSED, "the node refused it")
+        except InvalidStatus as error:
+            told = error.response
+            lines = [f"{name}: {value}" for name, value in told.headers.raw_items()]
+            refusal = Response(bytes(told.body or b""), told.status_code)
+            refusal.raw_headers = _answered(lines)
+            await refusal(scope, receive, send)
         except ConnectionClosed:
             await _close(send, _NORMAL, "")
         except (WebSocketException, OSError, TimeoutError):
-            await _close(send, _REFUSED, "the node behind this gateway does not answer")
+            gone = ServiceUnreachableError("the node behind this gateway does not answer")
+            await failures.answer(gone)(scope, receive, send)
 
     def _connected(self, target: str, headers: Headers, spoken: list[str] | None) -> connect:
         address = self._upstream.address
@@ -289,13 +294,6 @@ async def _hear(receive: Receive, theirs: ClientConnection) -> None:
 async def _close(send: Send, code: int, reason: str) -> None:
     with contextlib.suppress(RuntimeError, OSError):  # the client has closed it already
         await send({"type": "websocket.close", "code": code, "reason": reason[:60]})
-
-
-async def _answer(scope: Scope, receive: Receive, send: Send, error: ColdframeError) -> None:
-    if scope["type"] == "websocket":
-        await _close(send, _REFUSED, str(error))
-        return
-    await failures.answer(error)(scope, receive, send)
 
 
 def _answered(lines: Sequence[str]) -> list[tuple[bytes, bytes]]:

@@ -17,7 +17,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from coldframe.gateway.context import OperationId, admit, enter, refuse
+from coldframe.gateway import failures
+from coldframe.gateway.context import OperationId, enter
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Signal
 from coldframe.gateway.tenants import Tenant
@@ -129,14 +130,12 @@ async def attach(
     binary frames are stdin, text frames one of `{"signal": {...}}`, `{"resize": {...}}`,
     `{"close_stdin": true}`.
     """
-    tenant = await admit(socket, Scope.EXEC)
-    if tenant is None:
-        return
     try:
+        tenant = enter(socket, Scope.EXEC)
         inner = tenant.operation(operation_id)
         await tenant.node.poll_exec(inner)
     except ColdframeError as error:
-        await refuse(socket, error)
+        await socket.send_denial_response(failures.answer(error))
         return
     await socket.accept()
     telling = asyncio.ensure_future(

@@ -15,7 +15,8 @@ from coldframe.gateway.routes import Routes
 from coldframe.protocol import tracing
 
 _HEADER = tracing.HEADER.encode()
-_HEADS = frozenset({"http.response.start", "websocket.accept"})
+_ANSWERS = frozenset({"http.response.start", "websocket.http.response.start"})
+_HEADS = _ANSWERS | {"websocket.accept"}
 
 
 def traced(app: ASGIApp, routes: Routes) -> ASGIApp:
@@ -62,7 +63,7 @@ class Spans:
             telling = _telling(send)
 
             async def noted(message: Message) -> None:
-                if message["type"] == "http.response.start":
+                if message["type"] in _ANSWERS:
                     span.set_attribute("http.response.status_code", message["status"])
                 await telling(message)
 

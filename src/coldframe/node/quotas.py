@@ -6,9 +6,9 @@ back or to lose, whichever gateway asks: docs/adr/0055-several-gateways-over-one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from coldframe.protocol.errors import InvalidRequestError, QuotaError
+from coldframe.protocol.errors import InvalidRequestError, QuotaError, UnsatisfiableError
 from coldframe.protocol.models import Quota, SandboxSpec
 from coldframe.protocol.resources import Amounts
 
@@ -34,15 +34,26 @@ def require_room(quota: Quota, owner: str, spec: SandboxSpec, live: Iterable[San
     """Refuse a sandbox that does not fit beside the owner's live ones.
 
     Raises:
+        UnsatisfiableError: it alone is more than is allowed.
         QuotaError: which amount is used up, and how much was allowed.
         InvalidRequestError: there is a quota of disk, and the sandbox does not say how much.
     """
     if quota.disk_bytes is not None and spec.disk_bytes is None:
         raise InvalidRequestError(f"owner {owner!r} has a quota of disk: say disk_bytes")
-    for name, amount in in_use([*live, spec]):
-        allowed = getattr(quota, name)
-        if allowed is not None and amount > allowed + _ROUNDING:
-            raise QuotaError(
-                f"owner {owner!r} may have {name}={allowed:g} at once, and would have "
-                f"{amount:g}; delete sandboxes, or try again later"
-            )
+    allowed = {name: most for name, most in quota if most is not None}
+    for name, amount in _over(in_use([spec]), allowed):
+        raise UnsatisfiableError(
+            f"owner {owner!r} may have {name}={allowed[name]:g} at once, and this sandbox alone "
+            f"asks for {amount:g}; ask for less, or have the quota raised"
+        )
+    for name, amount in _over(in_use([*live, spec]), allowed):
+        raise QuotaError(
+            f"owner {owner!r} may have {name}={allowed[name]:g} at once, and would have "
+            f"{amount:g}; delete sandboxes, or try again later"
+        )
+
+
+def _over(amounts: Amounts, allowed: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    for name, amount in amounts:
+        if name in allowed and amount > allowed[name] + _ROUNDING:
+            yield name, amount

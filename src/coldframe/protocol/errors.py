@@ -222,6 +222,13 @@ class QuotaError(CapacityError):
     side = Side.CALLER
 
 
+class UnsatisfiableError(ColdframeError):
+    """It is more than the owner's quota ever allows; asking again changes nothing."""
+
+    code = "unsatisfiable"
+    side = Side.CALLER
+
+
 class ServiceUnreachableError(ColdframeError):
     """The service did not answer; `execution` says whether it may have done what was asked."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -299,9 +300,13 @@ def test_everything_streams_through_a_gateway(pair: Pair) -> None:
         with connect(uri, additional_headers=headers) as attached:
             attached.send(b"you\n")
             assert attached.recv() == b"\x01heard you\n"
-        for path, refused in (("execs/none/attach", headers), ("execs/ws/attach", {})):
-            with pytest.raises(InvalidStatus, match="403"):
+        for path, refused, code in (
+            ("execs/none/attach", headers, "operation_not_found"),
+            ("execs/ws/attach", {}, "not_authenticated"),
+        ):
+            with pytest.raises(InvalidStatus) as raised:
                 connect(uri.rpartition("/v1/")[0] + f"/v1/{path}", additional_headers=refused)
+            assert json.loads(raised.value.response.body or b"")["code"] == code
 
 
 def test_policies_patches_cancelling_and_traces_pass_a_gateway(pair: Pair) -> None:

@@ -17,6 +17,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from coldframe import ColdframeError, SandboxClient
+from coldframe.gateway.failures import status_of
 from coldframe.gateway.keys import authenticate
 from coldframe.gateway.store import open_store
 from coldframe.protocol.errors import (
@@ -26,7 +27,9 @@ from coldframe.protocol.errors import (
     QuotaError,
     SandboxNotFoundError,
     ServiceUnreachableError,
+    UnsatisfiableError,
 )
+from coldframe.protocol.wire import read_error
 from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http, self_signed, until_logged
 
@@ -109,6 +112,17 @@ def test_key_is_not_in_the_store(keyed_service: Service, make_key: MakeKey) -> N
     assert (keyed_service.home / "gateway.sqlite").stat().st_mode & 0o077 == 0
 
 
+def _refusal(uri: str, headers: dict[str, str]) -> ColdframeError | BrokenPipeError:
+    """The error in the answer to a WebSocket's handshake: typed, as that of any request."""
+    with pytest.raises(InvalidStatus) as refused:
+        connect(uri, additional_headers=headers)
+    answer = refused.value.response
+    error = read_error(bytes(answer.body or b""), answer.status_code)
+    assert isinstance(error, ColdframeError)
+    assert answer.status_code == status_of(error)
+    return error
+
+
 def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKey) -> None:
     """A key for looking must not be able to run anything."""
     with SandboxClient(url=keyed_service.tcp, api_key=make_key("eve")) as owner:
@@ -132,10 +146,12 @@ def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKe
             assert looking.get(f"/v1/sandboxes/{sandbox.id}/network").status_code == 200
             assert looking.post("/v1/execs/eves/cancel").status_code == 403
         for path in ("execs/eves/attach", f"sandboxes/{sandbox.id}/ports/1/websocket"):
-            for headers in ({"Authorization": f"Bearer {key}"}, {}):
-                uri = f"{keyed_service.tcp.replace('http', 'ws')}/v1/{path}"
-                with pytest.raises(InvalidStatus, match="403"):
-                    connect(uri, additional_headers=headers)
+            uri = f"{keyed_service.tcp.replace('http', 'ws')}/v1/{path}"
+            for headers, kind in (
+                ({"Authorization": f"Bearer {key}"}, NotPermittedError),
+                ({}, NotAuthenticatedError),
+            ):
+                assert isinstance(_refusal(uri, headers), kind)
         sandbox.delete()
 
 
@@ -208,15 +224,19 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
     assert _command(keyed_service.home, "key", "quota", "tim", "--cpu", "nan").returncode == 2
     key = make_key("tim")
     with SandboxClient(url=keyed_service.tcp, api_key=key) as tim:
-        with pytest.raises(QuotaError, match="cpu"):
+        with pytest.raises(UnsatisfiableError, match="cpu"):  # not even alone, whoever waits
             tim.create_sandbox("any", cpu=3.5)
         first = tim.create_sandbox("any", cpu=1.0, operation_id="a")
         tim.create_sandbox("any", cpu=1.0)
         with pytest.raises(QuotaError, match="sandboxes"):
             tim.create_sandbox("any", cpu=0.5)
+        with http(keyed_service.tcp, key) as caller:
+            answer = caller.post("/v1/sandboxes", json={"image": "any"})  # 4 processors
+        assert (answer.status_code, answer.json()["code"]) == (422, "unsatisfiable")
+        assert "retry-after" not in answer.headers
         assert tim.create_sandbox("any", cpu=1.0, operation_id="a").id == first.id
         with http(keyed_service.tcp, key) as caller:
-            answer = caller.post("/v1/sandboxes", json={"image": "any"})
+            answer = caller.post("/v1/sandboxes", json={"image": "any", "cpu": 1.0})
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
         assert answer.headers["retry-after"] == "1"
         with http(keyed_service.tcp, key) as caller:

@@ -59,6 +59,13 @@ def test_cancelling_an_ended_command_ends_what_it_left_running(
     assert served.processes() == ()
 
 
+def test_method_that_is_not_taken_is_told_which_are(caller: httpx.Client) -> None:
+    """Of all routes of the path, not of the first alone."""
+    for path, taken in (("/v1/sandboxes", "GET, POST"), ("/v1/execs/any", "GET")):
+        answer = caller.head(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, taken)
+
+
 @pytest.mark.parametrize("path", ["/v1/capabilities", "/v1/sandboxes/sb-none", "/v1/nonsense"])
 def test_answer_names_the_trace_that_it_belongs_to(caller: httpx.Client, path: str) -> None:
     """Whoever has only the answer finds the log lines of it, of refusals too."""
