@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from coldframe import SandboxClient
 from coldframe.host.egress import steering
+from coldframe.node.settings import NodeSettings
+from tests.fixtures.service import serving
 from tests.harbor.jobs import Outcome, Trial, roll_out, run_job
 from tests.harbor.traps import BASE, IMAGE, TRAPS, Trap
 
@@ -230,21 +233,17 @@ import sys
 from pathlib import Path
 from tests.harbor.jobs import run_job
 run_job(Path(sys.argv[1]), Path(sys.argv[2]), agent={"import_path": "tests.harbor.scripted:Kills"},
-        concurrency=20, attempts=20, lease_s=5.0)
+        concurrency=20, attempts=20, lease_s=4.0)
 """
+IMAGES = NodeSettings.from_environment().home / "images"
 
 
-def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
-    """SIGKILL defeats every teardown, in the middle of 20 trials too."""
+def kill_harbor(tmp_path: Path, **environment: str) -> None:
+    """Have a Harbor killed in the middle of 20 trials."""
     GOOD.write(tmp_path / "tasks", "one")
-    home = str(tmp_path / "home")
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "images").symlink_to("/var/lib/coldframe/images")
-    environment = os.environ | {"COLDFRAME_HOME": home, "COLDFRAME_TEST_KILL_AT": "20"}
-    arguments = [str(tmp_path / "tasks"), str(tmp_path / "jobs")]
     ended = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments],
-        env=environment,
+        [sys.executable, "-c", KILLED, str(tmp_path / "tasks"), str(tmp_path / "jobs")],
+        env=os.environ | {"COLDFRAME_TEST_KILL_AT": "20"} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -252,8 +251,17 @@ def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
     )
     assert ended.returncode == -9, ended.stderr
 
+
+def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
+    """SIGKILL defeats every teardown: what a node in its process had ends with it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "images").symlink_to(IMAGES)
+    kill_harbor(tmp_path, COLDFRAME_HOME=str(home))
+
     def ledger() -> dict[str, Any]:
         command = [sys.executable, "-m", "coldframe.cli.main"]
+        environment = os.environ | {"COLDFRAME_HOME": str(home)}
         subprocess.run([*command, "gc"], env=environment, check=True, capture_output=True)
         told = subprocess.run(
             [*command, "ledger", "--json"], env=environment, capture_output=True, check=False
@@ -264,3 +272,16 @@ def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
     while not (found := ledger())["balanced"] and time.monotonic() < until:
         time.sleep(0.2)
     assert (found["balanced"], found["live"], found["leaked"], found["lost"]) == (True, 0, 0, 20)
+
+
+def test_sandboxes_of_a_killed_harbor_end_with_their_lease(tmp_path: Path) -> None:
+    """A service outlives Harbor, and would keep its sandboxes: 387 stale ones were found once."""
+    with serving(tmp_path, "native", images=IMAGES) as service:
+        kill_harbor(tmp_path, COLDFRAME_URL=service.unix)
+        with SandboxClient(url=service.unix) as client:
+            assert len(client.list_sandboxes()) == 20
+            until = time.monotonic() + 60
+            while client.list_sandboxes() and time.monotonic() < until:
+                time.sleep(0.2)
+            found = client.ledger()
+    assert (found.live, found.leaked, found.expired, found.balanced) == (0, 0, 20, True)

@@ -140,6 +140,32 @@ def test_unpack_damaged_archive_is_a_typed_failure(cut: int, tmp_path: Path) -> 
     assert isinstance(caught.value, FileError)
 
 
+def test_unpack_leaves_out_what_it_is_told_to(tmp_path: Path) -> None:
+    """One link that leads away must not cost a whole directory of logs."""
+    told: list[str] = []
+    data = archive(
+        (member("out", tarfile.SYMTYPE, "/etc/passwd"), b""),
+        (member("log"), b"x"),
+        (member("pipe", tarfile.FIFOTYPE), b""),
+        (member("twin", tarfile.LNKTYPE, "out"), b""),
+        (member("../up"), b"x"),
+    )
+    count = unpack(io.BytesIO(data).read1, tmp_path, 1 << 20, told.append)
+
+    assert (count, [one.name for one in tmp_path.iterdir()]) == (1, ["log"])
+    assert len(told) == 4
+
+
+def test_pack_of_a_hole_sends_no_zeros(tmp_path: Path) -> None:
+    """A disk image of terabytes is a few kilobytes on the way."""
+    with (tmp_path / "disk").open("wb") as file:
+        file.truncate(1 << 40)
+    pieces: list[bytes] = []
+    pack(tmp_path, pieces.append, (0, 0))
+
+    assert sum(map(len, pieces)) < 64 << 10
+
+
 def test_pack_refuses_devices(tmp_path: Path) -> None:
     """What cannot be written on the other side is said before anything is sent."""
     os.mkfifo(tmp_path / "fifo")

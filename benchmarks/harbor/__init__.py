@@ -1,0 +1,1 @@
+"""Trials per second of Harbor's oracle through our environment and through Harbor's Docker one."""
