@@ -276,7 +276,7 @@ def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
 
 def test_sandboxes_of_a_killed_harbor_end_with_their_lease(tmp_path: Path) -> None:
     """A service outlives Harbor, and would keep its sandboxes: 387 stale ones were found once."""
-    with serving(tmp_path, "native", images=IMAGES) as service:
+    with serving(tmp_path, "native", images=IMAGES, COLDFRAME_QUARANTINE_S="1") as service:
         kill_harbor(tmp_path, COLDFRAME_URL=service.unix)
         with SandboxClient(url=service.unix) as client:
             assert len(client.list_sandboxes()) == 20
