@@ -338,7 +338,7 @@ class ColdframeEnvironment(BaseEnvironment):
                 Path(source_dir), target, owner=await self._owner()
             )
             return
-        await self._grading.bring(self.sandbox, Path(source_dir), self._running)
+        await self._grading.bring(self.sandbox, Path(source_dir), self._running, self.logger)
 
     async def _owner(self) -> tuple[int, int] | None:
         if self.default_user is None:

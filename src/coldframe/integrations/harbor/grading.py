@@ -93,7 +93,9 @@ class Grading:
         """Whether no step follows in this sandbox."""
         return self._verdicts >= self._terms.steps
 
-    async def bring(self, sandbox: AsyncSandbox, source: Path, running: Iterable[str]) -> None:
+    async def bring(
+        self, sandbox: AsyncSandbox, source: Path, running: Iterable[str], logger: logging.Logger
+    ) -> None:
         """Take the tests that Harbor uploads; the agent's time is over when the first come.
 
         They are put where they belong too, for a verifier of another kind than Harbor's own. What
@@ -105,6 +107,7 @@ class Grading:
         try:
             await self._bring(sandbox, source, running)
         except ColdframeError as error:
+            logger.warning("the tests were not put in their place: %s", error)
             self._deferred = error
 
     async def _bring(self, sandbox: AsyncSandbox, source: Path, running: Iterable[str]) -> None:
