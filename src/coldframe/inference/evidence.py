@@ -56,8 +56,7 @@ def examine(answer: dict[str, Any], asked: Level) -> Evidence:
         *_ids("prompt_token_ids", prompt, prompt_tokens),
         *_ids("token_ids", completion, completion_tokens),
     ]
-    if not flaws and len(completion) != len(logprobs):
-        flaws.append(f"{len(completion)} token_ids and {len(logprobs)} log-probabilities")
+    # Ids and log-probabilities are equally many now: as many of each as the engine counted.
     if flaws:
         return Evidence(Level.LOGPROBS, tuple(flaws), None, None, logprobs, *counts)
     return Evidence(asked, (), prompt, completion, logprobs, *counts)

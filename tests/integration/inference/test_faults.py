@@ -117,7 +117,7 @@ def rollout(bench: Bench) -> PolicyRollout:
 
 @pytest.mark.parametrize("name", LIES)
 async def test_lie_of_the_engine_is_told_and_never_recorded_as_tokens(
-    make_bench: MakeBench, name: str
+    make_bench: MakeBench, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The harness gets its answer; the attempt can no longer be trained on, and says why."""
     async with make_bench(LIES[name]) as bench:
@@ -128,6 +128,9 @@ async def test_lie_of_the_engine_is_told_and_never_recorded_as_tokens(
         (turn,) = bench.calls().turns
         assert turn.call.level is not Level.TOKENS
         assert turn.call.flaws != ()
+        (loud,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        assert turn.call.flaws[0] in loud
+        assert "cannot be trained on" in loud
         assert turn.call.completion_token_ids is turn.call.prompt_token_ids is None
         with pytest.raises(ContractError) as refused:
             rollout(bench)
