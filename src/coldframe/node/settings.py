@@ -34,7 +34,7 @@ class NodeSettings:
     As many as keep the processors busy: what more would share them all end later, and who came
     first may end last.
     """
-    exec_hold_s: float = 0.01
+    exec_hold_s: float = 0.005
     """COLDFRAME_EXEC_HOLD_S: a command gives its slot back when it ends or after this long.
 
     So short commands never pile up, and long ones never keep others from starting.
