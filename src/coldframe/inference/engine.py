@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +114,7 @@ class Engine:
             limit = self.settings.request_s
             raise EngineFailedError(504, f"no whole answer within {limit:g} s") from None
         except aiohttp.ClientError as error:
-            raise EngineFailedError(502, f"{type(error).__name__}: {error}") from error
+            raise EngineFailedError(502, _said(error)) from error
         if status != 200:
             raise _refusal(status, headers, raw)
         return _parse(raw)
@@ -173,6 +174,15 @@ class Engine:
             return (await self.ask(body, deadline_s=self.settings.request_s)).body
         except (EngineFailedError, TimeoutError) as error:
             raise InferenceError(f"the engine does not answer the probe: {error}") from error
+
+
+def _said(error: aiohttp.ClientError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):  # its own text tells of its settings
+        code, why = error.os_error.errno or 0, str(error.os_error)
+        return (
+            f"no connection to {error.host}:{error.port}: {os.strerror(code) if code > 0 else why}"
+        )
+    return f"{type(error).__name__}: {error}"
 
 
 def _refusal(status: int, headers: Any, raw: bytes) -> EngineFailedError:

@@ -228,6 +228,9 @@ async def test_engine_that_is_gone_is_said(make_bench: MakeBench) -> None:
             answer = await client.post("/v1/chat/completions", json=ASK)
 
     assert answer.status_code == 502
+    said = answer.json()["error"]["message"]
+    assert "no connection to 127.0.0.1:" in said
+    assert said.endswith("Connection refused")
     assert bench.calls().turns == []
 
 
