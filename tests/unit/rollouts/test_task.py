@@ -125,6 +125,13 @@ def test_task_with_every_honoured_field_loads_their_values(tmp_path: Path) -> No
     assert task.secrets == {"secret-value"}
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1", "1.2", "1.3", "1.4"])
+def test_task_of_any_version_that_is_honoured_says_which(tmp_path: Path, version: str) -> None:
+    """Public tasks are of several; the record of an attempt must tell them apart."""
+    toml = BASE.replace("1.3", version)
+    assert load_task(write_task(tmp_path, toml=toml)).schema_version == version
+
+
 @pytest.mark.parametrize(
     ("toml", "name"),
     [
