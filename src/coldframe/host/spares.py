@@ -8,8 +8,9 @@ import os
 from collections import deque
 from collections.abc import Mapping
 
+from coldframe.host.pool import RemoveTree
 from coldframe.host.roottree import closing
-from coldframe.host.storage import RemoveTree, Storage
+from coldframe.host.storage import Storage
 from coldframe.protocol.errors import ColdframeError, StorageFullError
 
 _SPARES = 8

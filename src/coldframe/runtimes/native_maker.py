@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from coldframe.host.blanks import Blanks
 from coldframe.host.descriptors import needing_room
 from coldframe.host.rootfs import RootFiles
+from coldframe.host.space import require_space_at
 from coldframe.host.spawner import Created, CreateSpec, Keep, Spawner, SpawnerFault
-from coldframe.host.storage import require_space_at
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     CapabilityError,

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from coldframe.host import census, doctor, gc, loopdev
 from coldframe.host.idranges import FIRST_ID, IdRanges, is_sandbox_base
 from coldframe.host.pipes import STATUS_KEPT_BYTES, CommandPipes, StatusStream, StdinFeed
+from coldframe.host.pool import BtrfsStorage
 from coldframe.host.spools import first_kept, read_spool, window_ends
-from coldframe.host.storage import BtrfsStorage, open_storage
+from coldframe.host.storage import open_storage
 from coldframe.protocol.errors import InvalidRequestError, StorageFullError
 from tests.fixtures.runtime import require_root
 
