@@ -7,7 +7,8 @@ from coldframe.cli.progress import outcome
 from coldframe.trajectories.base import OutputRef
 from coldframe.trajectories.files import ChangedFiles
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
-from coldframe.trajectories.schema import Call, Step, TaskStepRecord, Trajectory
+from coldframe.trajectories.schema import TaskStepRecord, Trajectory
+from coldframe.trajectories.steps import Call, Step
 from coldframe.trajectories.store import BlobStore, StoreError
 from coldframe.trajectories.verification import Verification
 

@@ -18,7 +18,8 @@ import httpx
 from coldframe.harnesses.base import Ending, ModelSettings
 from coldframe.protocol.errors import InferenceError
 from coldframe.trajectories.redaction import redact_url
-from coldframe.trajectories.schema import Termination, Usage
+from coldframe.trajectories.schema import Termination
+from coldframe.trajectories.steps import Usage
 
 MAX_ANSWER_BYTES = 32 << 20
 MAX_WAIT_S = 30.0

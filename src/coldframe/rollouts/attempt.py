@@ -36,14 +36,10 @@ from coldframe.rollouts.phases import PhaseLog
 from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
 from coldframe.rollouts.step_rewards import total_rewards, why_stop
 from coldframe.rollouts.task import EnvironmentSpec, Task, TaskStep
+from coldframe.trajectories.identity import ImageIdentity
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor, secret_values
-from coldframe.trajectories.schema import (
-    Failure,
-    ImageIdentity,
-    Termination,
-    Trajectory,
-)
+from coldframe.trajectories.schema import Failure, Termination, Trajectory
 from coldframe.trajectories.store import BlobStore
 
 if TYPE_CHECKING:

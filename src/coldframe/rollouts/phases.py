@@ -19,7 +19,7 @@ from coldframe.protocol.network import EgressEvent, NetworkPolicy
 from coldframe.trajectories.files import ChangedFiles
 from coldframe.trajectories.phases import Egress, EgressDecided, PhaseRecord
 from coldframe.trajectories.recorder import Recorder, plain_process, plain_text
-from coldframe.trajectories.schema import Step
+from coldframe.trajectories.steps import Step
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox

@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.rollouts import verifier as grading
-from coldframe.trajectories.recorder import totals
-from coldframe.trajectories.redaction import redact_url
-from coldframe.trajectories.schema import (
-    FileDiff,
+from coldframe.trajectories.files import FileDiff
+from coldframe.trajectories.identity import (
     HarnessIdentity,
     Identity,
     ModelIdentity,
-    PolicyFailure,
     TaskIdentity,
+    VerifierIdentity,
+    Versions,
+)
+from coldframe.trajectories.redaction import redact_url
+from coldframe.trajectories.schema import (
+    PolicyFailure,
     TaskStepRecord,
     Termination,
     Times,
     Trajectory,
-    VerifierIdentity,
-    Versions,
-    known_sum,
 )
+from coldframe.trajectories.totals import known_sum, totals
 
 if TYPE_CHECKING:
     from coldframe.harnesses.base import Outcome

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coldframe.rollouts.directory import SUMMARY_SCHEMA
-from coldframe.trajectories.schema import TaskStepRecord, Times, Trajectory, known_sum, score
+from coldframe.trajectories.schema import TaskStepRecord, Times, Trajectory, score
+from coldframe.trajectories.totals import known_sum
 
 
 def passed(rewards: dict[str, float], threshold: float) -> bool:
@@ -75,8 +76,8 @@ def summarise(
             "egress": _egress(every),
             "phases": _phases(every),
             "steps": sum(one.totals.steps for one in every),
-            "prompt_tokens": _known_sum([one.totals.prompt_tokens for one in every]),
-            "completion_tokens": _known_sum([one.totals.completion_tokens for one in every]),
+            "prompt_tokens": known_sum(one.totals.prompt_tokens for one in every),
+            "completion_tokens": known_sum(one.totals.completion_tokens for one in every),
             "times": _times([one.times for one in every]),
         },
     }
@@ -137,7 +138,7 @@ def _steps(attempts: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
             "verdicts": len(rewards := [step.rewards for step in found if step.rewards]),
             "mean_reward": _mean([score(one) for one in rewards]),
             "min_reward_missed": sum(step.min_reward_missed for step in found),
-            "completion_tokens": _known_sum([step.totals.completion_tokens for step in found]),
+            "completion_tokens": known_sum(step.totals.completion_tokens for step in found),
         }
         for name, found in steps.items()
     }
@@ -191,11 +192,6 @@ def _mean(values: Sequence[float]) -> float | None:
         return None
     mean = math.fsum(value / len(values) for value in values)
     return mean if math.isfinite(mean) else None
-
-
-def _known_sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
 
 
 def _times(times: Sequence[Times]) -> dict[str, float | None]:

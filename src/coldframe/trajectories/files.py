@@ -40,3 +40,12 @@ class ChangedFiles(Model):
     entries: tuple[ChangedFile, ...] = ()
     left_out: int = Field(default=0, ge=0)
     """Counted and not kept."""
+
+
+class FileDiff(Model):
+    """How the files differ between the start and the end of the agent's time."""
+
+    before: str
+    after: str
+    changed: bool
+    excluded: tuple[str, ...] = ()

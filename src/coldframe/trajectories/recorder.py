@@ -17,7 +17,7 @@ from coldframe.protocol.models import ExecRequest, ExecResult, Output, ProcessIn
 from coldframe.trajectories.base import BlobRef, OutputRef
 from coldframe.trajectories.files import ChangedFiles, Words
 from coldframe.trajectories.redaction import Redactor, is_secret_name
-from coldframe.trajectories.schema import (
+from coldframe.trajectories.steps import (
     Call,
     CallError,
     CallOutcome,
@@ -25,7 +25,6 @@ from coldframe.trajectories.schema import (
     Shown,
     ShownMessage,
     Step,
-    Totals,
     Usage,
 )
 from coldframe.trajectories.store import BlobStore
@@ -272,41 +271,3 @@ class Recorder:
             exec_s=wall_s if outcome is CallOutcome.INTERRUPTED else 0.0,
             queue_s=0.0 if outcome is CallOutcome.INTERRUPTED else wall_s,
         )
-
-
-def totals(steps: tuple[Step, ...]) -> Totals:
-    """Sum the steps; a sum over something unknown is unknown, not too small."""
-    calls = [call for step in steps for call in step.calls]
-    model_steps = [step for step in steps if step.source != "solution"]
-    return Totals(
-        steps=len(steps),
-        calls=len(calls),
-        parse_failures=sum(len(step.parse_failures) for step in steps),
-        prompt_tokens=_sum([step.usage.prompt_tokens for step in model_steps]),
-        completion_tokens=_sum([step.usage.completion_tokens for step in model_steps]),
-        cpu_s=_sum_float([_cpu(call) for call in calls]),
-        memory_peak_bytes=_peak(calls),
-    )
-
-
-def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _sum_float(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _cpu(call: Call) -> float | None:
-    used = call.resources
-    if used is None or used.cpu_user_s is None or used.cpu_system_s is None:
-        return None
-    return used.cpu_user_s + used.cpu_system_s
-
-
-def _peak(calls: list[Call]) -> int | None:
-    peaks = [call.resources.memory_peak_bytes for call in calls if call.resources is not None]
-    known = [peak for peak in peaks if peak is not None]
-    return max(known) if known and len(known) == len(calls) else None

@@ -8,221 +8,24 @@ is listed in `unknown` with the reason, so that "nothing happened" and "nobody l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from coldframe.protocol.errors import Side
-from coldframe.protocol.models import Fingerprint, ProcessInfo, Reason, Resources
-from coldframe.trajectories.base import BlobRef, Model, OutputRef, Sha256
-from coldframe.trajectories.files import ChangedFiles
+from coldframe.protocol.models import Fingerprint
+from coldframe.trajectories.base import BlobRef, Model
+from coldframe.trajectories.files import FileDiff
+from coldframe.trajectories.identity import Identity
 from coldframe.trajectories.origin import Origin
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
+from coldframe.trajectories.steps import Step
+from coldframe.trajectories.totals import Totals, known_sum
 from coldframe.trajectories.verification import Verification
 
 SCHEMA_VERSION: Literal["coldframe.trajectory/4"] = "coldframe.trajectory/4"
 REWARD_SCHEMA_VERSION = "coldframe.reward/1"
-
-
-class Shown(Model):
-    """What the model was shown, apart from the whole."""
-
-    rule: str
-    """Name and version of the window rule, such as `head_tail_10k@1`."""
-    text: BlobRef
-    omitted_characters: int = Field(default=0, ge=0)
-
-
-class CallOutcome(StrEnum):
-    """What is known of one call."""
-
-    RESULT = "result"
-    """It ran and ended; `reason` says how."""
-    NOT_EXECUTED = "not_executed"
-    """It was refused before anything ran; `error` says why."""
-    INTERRUPTED = "interrupted"
-    """The episode ended while it ran; the kill came from us."""
-    LOST = "lost"
-    """Perhaps executed; the sandbox or its node failed."""
-
-
-class CallError(Model):
-    """Why a call has no result."""
-
-    code: str
-    side: Side
-    message: str
-
-
-class Call(Model):
-    """One command in the sandbox."""
-
-    tool_call_id: str | None = None
-    operation_id: str
-    request: dict[str, Any]
-    """The request as it was normalised, secrets redacted."""
-    outcome: CallOutcome
-    error: CallError | None = None
-    reason: Reason | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    stdout: OutputRef | None = None
-    stderr: OutputRef | None = None
-    resources: Resources | None = None
-    leftovers: tuple[ProcessInfo, ...] = ()
-    started_at: float
-    ended_at: float
-    exec_s: float = Field(ge=0)
-    """As the sandbox measured it; what lies between is transport and queueing."""
-    queue_s: float = Field(ge=0)
-    """Time of the call that the command itself did not run."""
-    files: ChangedFiles | None = None
-    """What became of the files from the look before the command to the one after it."""
-
-
-class ParseFailure(Model):
-    """An action that does not follow the tool schema; the policy's own doing."""
-
-    code: str
-    message: str
-    tool_call_id: str | None = None
-
-
-class Usage(Model):
-    """Tokens as the endpoint counted them. None: it did not say."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class ShownMessage(Model):
-    """A message that was given to the model after this step's action, in order."""
-
-    role: str
-    tool_call_id: str | None = None
-    shown: Shown
-
-
-class Step(Model):
-    """One action and everything that followed from it."""
-
-    index: int = Field(ge=0)
-    source: Literal["model", "solution", "atif"]
-    action: BlobRef | None
-    """The raw action: the endpoint's answer byte for byte, or the solution script; of `atif`, the
-    step as the document has it that it was imported from."""
-    finish_reason: str | None = None
-    usage: Usage = Usage()
-    model_attempts: int | None = Field(default=0, ge=0)
-    """Requests to the endpoint that this action took, retries included."""
-    parse_failures: tuple[ParseFailure, ...] = ()
-    calls: tuple[Call, ...] = ()
-    shown: tuple[ShownMessage, ...] = ()
-    started_at: float | None
-    ended_at: float | None
-    model_s: float | None = Field(default=0.0, ge=0)
-    model_queue_s: float | None = None
-    """Time spent waiting between retries of the endpoint; None without a model."""
-
-
-class TaskIdentity(Model):
-    """Which task, and exactly which version of it."""
-
-    key: str
-    name: str
-    digest: Sha256 | None
-    schema_version: str | None
-    source: str | None = None
-    repository_commit: str | None = None
-    network_declared: str | None = None
-    """None: the task says nothing. What was in force stands with each phase."""
-
-
-class ImageIdentity(Model):
-    """What the sandbox was made from."""
-
-    name: str
-    digest: str
-    layers: tuple[str, ...] = ()
-
-
-class ModelIdentity(Model):
-    """Which policy acted. None: not told to us."""
-
-    name: str | None = None
-    base_url: str | None = None
-    """Credentials redacted."""
-    reported_name: str | None = None
-    """What the endpoint says that it is."""
-    policy_version: str | None = None
-    tokenizer: str | None = None
-    renderer: str | None = None
-    sampling: dict[str, Any] = Field(default_factory=dict)
-
-
-class HarnessIdentity(Model):
-    """Which harness, its version and its settings."""
-
-    name: str
-    version: str
-    settings: dict[str, Any] = Field(default_factory=dict)
-    tool_schemas: tuple[dict[str, Any], ...] = ()
-    prompt: tuple[BlobRef, ...] = ()
-    """The messages that the model was given before its first action, one JSON object each.
-    Of a task of several steps: with each of them."""
-
-
-class VerifierIdentity(Model):
-    """Which verifier graded."""
-
-    name: str
-    version: str | None
-    digest: Sha256 | None
-    """Of the task's tests directory."""
-
-
-class Versions(Model):
-    """Versions of everything that took part."""
-
-    client: str | None
-    protocol: int | None
-    spawner_protocol: int | None = None
-    node: str | None = None
-    injected_binary_sha256: str | None = None
-    runtime: str | None = None
-    python: str | None
-    kernel: str | None
-
-
-class Identity(Model):
-    """Everything that names an attempt."""
-
-    run_id: str
-    task: TaskIdentity
-    sample: int = Field(ge=0)
-    attempt: int = Field(ge=0)
-    trace_id: str
-    seed: int | None = None
-    sandbox_id: str | None = None
-    image: ImageIdentity | None = None
-    initial_state: Fingerprint | None = None
-    model: ModelIdentity | None = None
-    harness: HarnessIdentity
-    verifier: VerifierIdentity
-    versions: Versions
-
-
-class FileDiff(Model):
-    """How the files differ between the start and the end of the agent's time."""
-
-    before: str
-    after: str
-    changed: bool
-    excluded: tuple[str, ...] = ()
 
 
 class Termination(StrEnum):
@@ -283,18 +86,6 @@ class Times(Model):
     def run_s(self) -> float | None:
         """T_run of the design, in seconds; None if a part of it is not known."""
         return known_sum([self.create_s, self.model_s, self.exec_s, self.verify_s, self.delete_s])
-
-
-class Totals(Model):
-    """Sums over the steps."""
-
-    steps: int = 0
-    calls: int | None = 0
-    parse_failures: int | None = 0
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cpu_s: float | None = None
-    memory_peak_bytes: int | None = None
 
 
 class TaskStepRecord(Model):
@@ -398,12 +189,6 @@ _ALWAYS_SAID = (
     *(f"times.{name}" for name in Times.model_fields),
 )
 """What every attempt of ours knows: where it is None, somebody has to say why."""
-
-
-def known_sum(values: Iterable[float | None]) -> float | None:
-    """Return a sum; over something unknown it is unknown, not too small."""
-    known = [*values]
-    return None if None in known else math.fsum(one for one in known if one is not None)
 
 
 def score(rewards: dict[str, float]) -> float:

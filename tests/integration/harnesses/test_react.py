@@ -10,7 +10,8 @@ import pytest
 from coldframe.harnesses.base import Episode, McpServer, Offers
 from coldframe.harnesses.react import ReactHarness
 from coldframe.protocol.errors import HarnessError, InferenceError, Side
-from coldframe.trajectories.schema import CallOutcome, Termination
+from coldframe.trajectories.schema import Termination
+from coldframe.trajectories.steps import CallOutcome
 from tests.doubles.model_endpoint import (
     Bash,
     Calls,

@@ -11,7 +11,8 @@ from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.host.wire import VERSION as SPAWNER_PROTOCOL
 from coldframe.protocol.errors import Side
-from coldframe.trajectories.schema import CallOutcome, Termination
+from coldframe.trajectories.schema import Termination
+from coldframe.trajectories.steps import CallOutcome
 from coldframe.trajectories.store import BlobStore
 from tests.doubles.model_endpoint import Bash, Http, ModelEndpoint, Say
 from tests.integration.rollouts.conftest import RunAttempt, all_begun, until

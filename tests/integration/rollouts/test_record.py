@@ -22,7 +22,8 @@ from coldframe.rollouts.load import load_task
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.verifier import VERSION as VERIFIER_VERSION
 from coldframe.trajectories.files import ChangedFiles
-from coldframe.trajectories.schema import CallOutcome, Step, Termination, Trajectory
+from coldframe.trajectories.schema import Termination, Trajectory
+from coldframe.trajectories.steps import CallOutcome, Step
 from coldframe.trajectories.store import BlobStore
 from tests.doubles.model_endpoint import Bash, ModelEndpoint, Say
 from tests.fixtures.egress import OTHER, WEB, Internet, hello

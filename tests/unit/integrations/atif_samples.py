@@ -18,7 +18,7 @@ from coldframe.trajectories.calls import (
     encode,
     read_calls,
 )
-from coldframe.trajectories.recorder import Recorder, totals
+from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.schema import (
     Failure,
@@ -28,6 +28,7 @@ from coldframe.trajectories.schema import (
     Trajectory,
 )
 from coldframe.trajectories.store import BlobStore
+from coldframe.trajectories.totals import totals
 from tests.unit.trajectories.samples import exec_result, identity
 
 PROMPTS, COMPLETIONS = [[1, 2], [1, 2, 3, 4, 5]], [[3, 4], [6]]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from coldframe.protocol.errors import Side
 from coldframe.protocol.models import ExecRequest, ExecResult, Output, Reason
-from coldframe.trajectories.recorder import Recorder, totals
-from coldframe.trajectories.redaction import Redactor
-from coldframe.trajectories.schema import (
-    Failure,
+from coldframe.trajectories.identity import (
     HarnessIdentity,
     Identity,
     TaskIdentity,
-    Termination,
-    Times,
-    Trajectory,
     VerifierIdentity,
     Versions,
 )
+from coldframe.trajectories.recorder import Recorder
+from coldframe.trajectories.redaction import Redactor
+from coldframe.trajectories.schema import Failure, Termination, Times, Trajectory
 from coldframe.trajectories.store import BlobStore
+from coldframe.trajectories.totals import totals
 
 DIGEST = "0" * 64
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from coldframe.protocol.errors import Execution, ProgramNotFoundError, SpawnerLostError
 from coldframe.protocol.models import ExecRequest, Output, ProcessInfo, Resources
-from coldframe.trajectories.recorder import Recorder, totals
+from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.redaction import Redactor
-from coldframe.trajectories.schema import CallOutcome, Usage
+from coldframe.trajectories.steps import CallOutcome, Usage
 from coldframe.trajectories.store import BlobStore
+from coldframe.trajectories.totals import totals
 from tests.unit.trajectories.samples import exec_result
 
 SECRET = "sk-very-secret"

@@ -14,7 +14,8 @@ from typing import Any
 from coldframe.protocol.errors import ColdframeError, Side
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.calls import CallLine, CapturedCalls
-from coldframe.trajectories.schema import Call, Step, Trajectory
+from coldframe.trajectories.schema import Trajectory
+from coldframe.trajectories.steps import Call, Step
 from coldframe.trajectories.store import BlobStore
 
 SCHEMA = "ATIF-v1.7"

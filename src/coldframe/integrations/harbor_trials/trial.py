@@ -23,27 +23,20 @@ from coldframe.integrations.harbor_trials.reading import (
 )
 from coldframe.integrations.harbor_trials.results import Part, TrialResult, moment
 from coldframe.trajectories.base import BlobRef
-from coldframe.trajectories.origin import Origin, OriginDocument
-from coldframe.trajectories.recorder import totals
-from coldframe.trajectories.redaction import Redactor, redact_url
-from coldframe.trajectories.schema import (
+from coldframe.trajectories.identity import (
     HarnessIdentity,
     Identity,
     ModelIdentity,
-    Shown,
-    ShownMessage,
-    Step,
     TaskIdentity,
-    TaskStepRecord,
-    Termination,
-    Times,
-    Totals,
-    Trajectory,
-    Usage,
     VerifierIdentity,
     Versions,
 )
+from coldframe.trajectories.origin import Origin, OriginDocument
+from coldframe.trajectories.redaction import Redactor, redact_url
+from coldframe.trajectories.schema import TaskStepRecord, Termination, Times, Trajectory
+from coldframe.trajectories.steps import Shown, ShownMessage, Step, Usage
 from coldframe.trajectories.store import BlobStore
+from coldframe.trajectories.totals import Totals, totals
 
 TEXT_RULE, PARTS_RULE = "atif@1", "atif_parts@1"
 _NOT_KEPT = "Harbor does not keep it"
