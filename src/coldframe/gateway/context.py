@@ -23,6 +23,7 @@ from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.tenants import Quotas, Tenant
 from coldframe.gateway.tickets import Tickets
 from coldframe.node.node import Node
+from coldframe.node.shares import Shares
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
     InvalidRequestError,
@@ -89,6 +90,8 @@ class Service:
     polls: Polls = field(default_factory=Polls)
     health: HealthCheck = field(init=False)
     tickets: Tickets = field(init=False)
+    answers: Shares = field(init=False)
+    """Large answers that are on their way."""
     patching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     """Patches are worked out here, in memory: so many at once."""
     origin: str | None = None
@@ -97,6 +100,7 @@ class Service:
     def __post_init__(self) -> None:
         self.health = HealthCheck(self.node, self.settings.health_s)
         self.tickets = Tickets(self.node.settings.home)
+        self.answers = Shares(self.settings.answer_bytes, "large answers")
 
 
 def service_of(request: HTTPConnection) -> Service:

@@ -25,6 +25,7 @@ from coldframe.gateway.context import (
     unless_gone,
 )
 from coldframe.gateway.identity import Scope
+from coldframe.gateway.large import is_large, result_answer
 from coldframe.gateway.models import ExecStarted, Reached, Signal, Totals
 from coldframe.gateway.tenants import Tenant
 from coldframe.protocol.following import READ_BYTES
@@ -79,16 +80,16 @@ async def run(
     def told(result: ExecResult) -> None:
         nonlocal answer
         service.meters.exec.add(time.perf_counter() - began)
-        answer = json_answer(tenant.result(result))
-        at_once(answer)
+        if not is_large(result):
+            answer = json_answer(tenant.result(result))
+            at_once(answer)
 
     try:
         async with service.polls.bound(wait_s):
-            await tenant.node.exec(inner, wanted, told=told)
+            result = await tenant.node.exec(inner, wanted, told=told)
     except TimeoutError:
         return answer or running(tenant, wanted.operation_id)
-    assert answer is not None
-    return answer
+    return answer or result_answer(service, tenant, result, tenant.result(result))
 
 
 async def _start(service: Service, tenant: Tenant, inner: str, wanted: ExecRequest) -> Response:
@@ -123,7 +124,7 @@ async def _ended(request: Request, tenant: Tenant, inner: str, wait_s: float) ->
             pass
     if result is None:
         return running(tenant, inner)
-    return json_answer(tenant.result(result))
+    return result_answer(service_of(request), tenant, result, tenant.result(result))
 
 
 @router.post("/execs/{operation_id}/cancel", response_model=None, responses=_ANSWERS)

@@ -19,6 +19,7 @@ from coldframe.gateway.context import (
 )
 from coldframe.gateway.execs import running
 from coldframe.gateway.identity import Scope
+from coldframe.gateway.large import result_answer
 from coldframe.gateway.models import ExecStarted
 from coldframe.protocol.ids import OPERATION_PATTERN
 from coldframe.protocol.models import SessionExecRequest, SessionInfo, SessionRequest, SessionResult
@@ -97,7 +98,7 @@ async def run(
             told = await tenant.node.sessions().exec(session, inner)
     except TimeoutError:
         return running(tenant, inner.operation_id)
-    return json_answer(tenant.session_result(told))
+    return result_answer(service_of(request), tenant, told.result, tenant.session_result(told))
 
 
 @router.delete("/sessions/{session_id}", response_model=SessionInfo)

@@ -14,6 +14,8 @@ class GatewaySettings:
 
     json_bytes: int = 32 * MIB
     """Largest body that is held in memory. Files and archives are streamed, and have no bound."""
+    answer_bytes: int = 512 * MIB
+    """How much of the service's memory one owner's large answers may take while they are sent."""
     patch_bytes: int = 4 * MIB
     """Largest patch. All files that it changes may have four times as much."""
     head_bytes: int = 64 * 1024

@@ -18,6 +18,7 @@ from coldframe.node.outputs import Outputs, read_result
 from coldframe.node.queueing import FairQueue
 from coldframe.node.session_command import SessionCommand
 from coldframe.node.settings import NodeSettings
+from coldframe.node.shares import Shares
 from coldframe.protocol.errors import (
     CapacityError,
     ColdframeError,
@@ -27,6 +28,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
+    MIB,
     ExecRequest,
     ExecResult,
     Output,
@@ -69,6 +71,7 @@ class Execs:
         self._loop = asyncio.get_running_loop()
         self._running = 0
         self._outputs = Outputs(settings)
+        self._windows = Shares(settings.owner_window_bytes, "windows of running commands")
         operations.on_expire = self._outputs.drop
 
     @property
@@ -103,11 +106,30 @@ class Execs:
         if self._running >= self._settings.max_running_execs:
             raise CapacityError(f"{self._running} commands are running on this node already")
         operation = ExecOperation(operation_id, sandbox, request)
+        self.hold_window(operation)
         self._running += 1
         sandbox.execs[operation_id] = operation
         self._operations.add(operation)
         self._follow(operation, Undertaking(self._run(operation), at_once=True))
         return operation
+
+    def hold_window(self, operation: ExecOperation) -> None:
+        """Count a window that is larger than usual, until the command has ended.
+
+        Raises:
+            CapacityError: the commands of its owner hold too much already.
+        """
+        window_bytes = operation.request.window_bytes
+        if window_bytes > MIB:
+            owner, both = operation.sandbox.owner, 2 * window_bytes
+            self._windows.take(owner, both)
+            operation.held = both
+
+    def let_go_of_window(self, operation: ExecOperation) -> None:
+        """It counts no more."""
+        if operation.held:
+            self._windows.give_back(operation.sandbox.owner, operation.held)
+            operation.held = 0
 
     def _follow(self, operation: ExecOperation, ended: Undertaking[ExecResult]) -> None:
         operation.ended, operation.task = ended, ended.task
@@ -163,6 +185,7 @@ class Execs:
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
         operation.ended, operation.task = ended.settled(), None
+        self.let_go_of_window(operation)
         self._running -= 1
         if not operation.started.done():
             operation.started.set_result(None)

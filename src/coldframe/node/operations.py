@@ -66,6 +66,8 @@ class ExecOperation:
     """What leads to its end; None: it has ended."""
     running: RunningExec | None = None
     """Kept after the end while there is more to read than the result holds."""
+    held: int = 0
+    """What its window counts for in its owner's share while it runs."""
     spool_bytes: int = 0
     """What its output counts for in its sandbox's share, both streams together."""
     totals: tuple[int, int] = (0, 0)

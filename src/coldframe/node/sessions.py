@@ -147,6 +147,7 @@ class Sessions:
             raise CapacityError(f"{waiting} commands are waiting in sandbox {sandbox.id!r} already")
         assert request.operation_id is not None
         operation = ExecOperation(request.operation_id, sandbox, request)
+        self._execs.hold_window(operation)
         before = session.last
         if before is not None and self._legacy.runtime is not None:
             self._operations.refuse(before.operation.id)  # in the next process; here it is known
@@ -167,6 +168,7 @@ class Sessions:
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
         operation.ended, operation.task = ended.settled(), None
+        self._execs.let_go_of_window(operation)
         if not operation.started.done():
             operation.started.set_result(None)
         if ended.exception() is None:

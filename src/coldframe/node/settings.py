@@ -73,6 +73,11 @@ class NodeSettings:
 
     event_count: int = 16_384
     """COLDFRAME_EVENT_COUNT: transitions of sandboxes that can still be read, the newest."""
+    owner_window_bytes: int = 1 << 30
+    """COLDFRAME_OWNER_WINDOW_BYTES: windows above 1 MiB of one owner's running commands.
+
+    Both streams of each count; more is refused.
+    """
     grace_s: float = 86_400.0
     """COLDFRAME_GRACE_S: how long what a service has left waits for the next one before it ends."""
 
@@ -103,6 +108,7 @@ class NodeSettings:
             result_ttl_s=_seconds(source, "RESULT_TTL_S", default.result_ttl_s),
             result_count=_integer(source, "RESULT_COUNT", default.result_count),
             result_bytes=_integer(source, "RESULT_BYTES", default.result_bytes),
+            owner_window_bytes=_integer(source, "OWNER_WINDOW_BYTES", default.owner_window_bytes),
             spool_count=_integer(source, "SPOOL_COUNT", default.spool_count),
             spool_bytes=_integer(source, "SPOOL_BYTES", default.spool_bytes),
             sandbox_spool_bytes=_integer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -248,6 +249,48 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
         tim.create_sandbox("any", cpu=0.5)
         assert _command(keyed_service.home, "key", "quota", "tim", "--free").returncode == 0
         tim.create_sandbox("any", cpu=64.0)
+
+
+def test_labels_and_environment_have_an_end(keyed_service: Service, make_key: MakeKey) -> None:
+    """A node holds them as long as it knows a sandbox, also after its end."""
+    with http(keyed_service.tcp, make_key("lea")) as caller:
+        for given in (
+            {"labels": {f"label-{number}": "" for number in range(65)}},
+            {"labels": {"long": "x" * (17 << 10)}},
+            {"env": {"LONG": "x" * (2 << 20)}},
+        ):
+            answer = caller.post("/v1/sandboxes", json={"image": "any", **given})
+            assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+            assert "at most" in answer.json()["message"]
+            assert len(answer.content) < 1000
+
+
+def test_large_answers_of_one_owner_are_bounded_while_nobody_reads_them(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """Each holds a window and its text: slow readers of one result must not fill the memory."""
+    key = make_key("max")
+    with SandboxClient(url=keyed_service.tcp, api_key=key) as client:
+        sandbox = client.create_sandbox("any")
+        words = "head -c 50000000 /dev/zero"
+        sandbox.exec(words, window_bytes=60 << 20, operation_id="large")
+        head = f"GET /v1/execs/large HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {key}\r\n\r\n"
+        address = keyed_service.tcp.removeprefix("http://").rpartition(":")
+        with contextlib.ExitStack() as slow:
+            firsts = []
+            for _ in range(4):  # 150 MB each: three fit
+                one = slow.enter_context(socket.create_connection((address[0], int(address[2]))))
+                one.sendall(head.encode())
+                firsts.append(one.recv(1 << 16))
+            assert [first[9:12] for first in firsts] == [b"200", b"200", b"200", b"429"]
+            assert b"retry-after: 1" in firsts[3]
+            with http(keyed_service.tcp, make_key("moe")) as other:
+                assert other.get("/v1/sandboxes").status_code == 200
+        latest = time.monotonic() + 20
+        with http(keyed_service.tcp, key) as caller:
+            while caller.get("/v1/execs/large").status_code != 200:  # they have gone
+                assert time.monotonic() < latest
+        sandbox.delete()
 
 
 def test_keyless_service_is_loopback_only_and_takes_nothing_from_web_pages(

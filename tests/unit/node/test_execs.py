@@ -21,7 +21,14 @@ from coldframe.protocol.errors import (
     SandboxStateError,
     StorageFullError,
 )
-from coldframe.protocol.models import ExecRequest, PtySize, Reason, SignalScope
+from coldframe.protocol.models import (
+    ExecRequest,
+    PtySize,
+    Reason,
+    SessionExecRequest,
+    SessionRequest,
+    SignalScope,
+)
 from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
 from tests.unit.node.conftest import SPEC, HeldRuntime, NodeMaker
 from tests.unit.node.test_sandboxes import until
@@ -519,3 +526,28 @@ async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
         return await round_trip() <= before
 
     await until(back_to_before)
+
+
+async def test_windows_of_one_owner_are_bounded_while_they_may_fill(make_node: NodeMaker) -> None:
+    """A command of no output costs nothing to ask for: a thousand must not promise 128 GiB."""
+    node = await make_node(owner_window_bytes=8 << 20)
+    ada, bob = [
+        (await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))).id
+        for owner in ("ada", "bob")
+    ]
+    large = ExecRequest(command="cat gate", window_bytes=4 << 20)
+    await node.exec(ada, ExecRequest(command="mkfifo gate"))
+    operation = await node.start_exec(ada, large)
+
+    with pytest.raises(CapacityError, match="'ada' hold 8388608 bytes"):
+        await node.exec(ada, large)
+    assert (await node.exec(ada, ExecRequest(command="echo usual"))).text == "usual\n"
+    session = await node.sessions().create(ada, SessionRequest())
+    with pytest.raises(CapacityError):
+        asked = SessionExecRequest(command="true", window_bytes=4 << 20)
+        await node.sessions().exec(session.id, asked)
+    assert (await node.exec(bob, ExecRequest(command="echo b", window_bytes=4 << 20))).ok
+
+    await node.exec(ada, ExecRequest(command="echo open > gate"))
+    await node.wait_exec(operation)
+    assert (await node.exec(ada, ExecRequest(command="echo a", window_bytes=4 << 20))).ok

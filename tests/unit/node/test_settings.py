@@ -38,13 +38,33 @@ def test_settings_read_every_variable() -> None:
         "COLDFRAME_EXPIRED_IDS": "15",
         "COLDFRAME_QUARANTINE_S": "0",
         "COLDFRAME_ENDED_COUNT": "16",
+        "COLDFRAME_OWNER_WINDOW_BYTES": "17",
     }
 
     settings = NodeSettings.from_environment(environment)
 
-    assert settings == NodeSettings(
-        Path("/h"), "fake", "tmpfs", 3, 5, 6, 7, 0.5, 8, 9, 1.5, 10, 11, 12, 13, 14, 15, 0.0, 16
+    known = (
+        Path("/h"),
+        "fake",
+        "tmpfs",
+        3,
+        5,
+        6,
+        7,
+        0.5,
+        8,
+        9,
+        1.5,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        0.0,
+        16,
     )
+    assert settings == NodeSettings(*known, owner_window_bytes=17)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coldframe.protocol.models.base import GIB, MIB, Flag, Model, Number, Whole
 from coldframe.protocol.network import NetworkPolicy
+
+_MOST_LABELS = 64
+_MOST_LABEL_TEXT, _MOST_ENV_TEXT = 16 << 10, 1 << 20
+"""In characters, names and values together."""
 
 
 class SandboxState(StrEnum):
@@ -48,6 +52,18 @@ class SandboxSpec(Model):
     no_new_privileges: Flag = False
     network: NetworkPolicy = NetworkPolicy()
     """What it may reach; the default: nothing but itself."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> SandboxSpec:
+        """A node holds these as long as it knows the sandbox, also after its end."""
+        if len(self.labels) > _MOST_LABELS:
+            raise ValueError(f"labels: there are {len(self.labels)}, at most {_MOST_LABELS} may be")
+        bounds = (("labels", self.labels, _MOST_LABEL_TEXT), ("env", self.env, _MOST_ENV_TEXT))
+        for name, given, most in bounds:
+            size = sum(len(key) + len(value) for key, value in given.items())
+            if size > most:
+                raise ValueError(f"{name}: {size} characters together, at most {most} may be")
+        return self
 
 
 class Quota(Model):
