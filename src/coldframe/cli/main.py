@@ -32,7 +32,6 @@ class Room:
 
     target: str
     help: str
-    panel: str = "Commands"
 
 
 ROOMS: dict[str, Room] = {

@@ -16,7 +16,7 @@ from coldframe.gateway.meters import CONTENT_TYPE
 from coldframe.gateway.models import Health, Versions
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.models import Capabilities, Ledger
-from coldframe.protocol.resources import Resources
+from coldframe.protocol.resources import ResourceReport
 
 router = APIRouter(tags=["service"])
 
@@ -34,7 +34,7 @@ async def capabilities(request: Request) -> Response:
     return json_answer(enter(request, Scope.READ).node.capabilities())
 
 
-@router.get("/v1/resources", response_model=Resources)
+@router.get("/v1/resources", response_model=ResourceReport)
 async def resources(request: Request) -> Response:
     """Return what the caller's sandboxes are limited to, and its quota; the node's for admins."""
     return json_answer(await enter(request, Scope.READ).resources())

@@ -29,7 +29,7 @@ from coldframe.protocol.models import (
     SessionResult,
     Stream,
 )
-from coldframe.protocol.resources import Resources
+from coldframe.protocol.resources import ResourceReport
 
 _LONGEST_NAME = 63
 
@@ -126,10 +126,10 @@ class Tenant:
             return ()
         return tuple(self.outward(info) for info in await self.node.list(wanted))
 
-    async def resources(self) -> Resources:
+    async def resources(self) -> ResourceReport:
         """Return what the caller has; with the scope `admin` also what the node has."""
         owner = self.identity.owner
-        return Resources(
+        return ResourceReport(
             in_use=in_use(self.node.specs({} if owner is None else {OWNER_LABEL: owner})),
             quota=await self.quota(),
             node=await self.node.resources() if Scope.ADMIN in self.identity.scopes else None,

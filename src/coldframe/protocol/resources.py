@@ -42,7 +42,7 @@ class NodeResources(_Model):
     """How many wait for their turn in each queue: creates, destroys, commands."""
 
 
-class Resources(_Model):
+class ResourceReport(_Model):
     """What a caller has, and for administrators what the node has."""
 
     in_use: Amounts

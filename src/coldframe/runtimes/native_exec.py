@@ -65,7 +65,7 @@ class NativeExec:
         self._started: Started | None = None
         self._pty = -1
         self._asked_at = time.time()
-        self._forgotten = self._dropped = False
+        self._dropped = False
         self._result: ExecResult | None = None
         self._building: Undertaking[ExecResult] | None = None
         self._on_end = ended
@@ -176,7 +176,6 @@ class NativeExec:
 
     async def forget(self) -> None:
         """See `RunningExec.forget`. The result stays; while it runs, nothing is dropped yet."""
-        self._forgotten = True
         if self.running:
             return
         if self.left_processes:
