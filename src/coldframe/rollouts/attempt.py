@@ -33,7 +33,8 @@ from coldframe.rollouts.attribution import Phase, failure_of
 from coldframe.rollouts.boot import BOOT_S, Booted, boot, boot_s, boot_time
 from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder
 from coldframe.rollouts.phases import PhaseLog
-from coldframe.rollouts.stage import SETUP_S, Stage, grading_s
+from coldframe.rollouts.stage import Stage, grading_s
+from coldframe.rollouts.step_files import SETUP_S
 from coldframe.rollouts.step_rewards import total_rewards, why_stop
 from coldframe.rollouts.task import EnvironmentSpec, Task, TaskStep
 from coldframe.trajectories.identity import ImageIdentity

@@ -9,20 +9,15 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldframe.harnesses import load_harness
-from coldframe.harnesses.base import Episode, Outcome, Solution, check_platform
+from coldframe.harnesses.base import Episode, Outcome, Solution
 from coldframe.harnesses.file_log import FileLog
-from coldframe.harnesses.scripts import pack, run_argv, shell_of
 from coldframe.protocol.errors import (
-    ColdframeError,
-    NotExecutedError,
-    PathNotFoundError,
-    Side,
     VerifierDeadlineError,
 )
 from coldframe.protocol.models import ProcessInfo
@@ -31,16 +26,17 @@ from coldframe.rollouts import integrity
 from coldframe.rollouts.attribution import Phase
 from coldframe.rollouts.boot import BOOT_S, boot, boot_s, boot_time
 from coldframe.rollouts.carry import Cargo
+from coldframe.rollouts.collect import collect
 from coldframe.rollouts.environment import verifier_image
 from coldframe.rollouts.healthcheck import wait_healthy
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.places import PLACES
+from coldframe.rollouts.step_files import bring_files
 from coldframe.rollouts.task import TaskStep, VerifierSpec
 from coldframe.rollouts.users import user_ids
 from coldframe.rollouts.verifier import Verifier
 from coldframe.trajectories.base import BlobRef
-from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.schema import Failure, Termination
 from coldframe.trajectories.verification import Collected, Verification
 
@@ -48,8 +44,6 @@ if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
     from coldframe.rollouts.attempt import Attempt
 
-SETUP_S = 600.0
-"""For a step's setup.sh."""
 GRADING_SLACK_S = 300.0
 """For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
 EMPTY = NetworkPolicy()
@@ -61,13 +55,6 @@ def grading_s(spec: VerifierSpec) -> float:
     if spec.environment is not None:
         seconds += BOOT_S + boot_s(spec.environment.healthcheck)
     return seconds
-
-
-class StepSetupError(ColdframeError):
-    """A step's setup.sh did not succeed; the message says how it ended."""
-
-    code = "step_setup_failed"
-    side = Side.STARTUP
 
 
 @dataclass
@@ -143,32 +130,10 @@ class Stage:
             network=network,
             step=step.name,
         )
-        if step.workdir is not None:
-            owner = await _owner(sandbox, step.agent.user)
-            await sandbox.files.tar_up(sandbox.info.workdir, pack(step.workdir), owner=owner)
-        if step.setup is not None:
-            await self._run_setup(step.setup)
+        await bring_files(sandbox, step, self.attempt.redactor)
         if step.healthcheck is not None:
             await wait_healthy(sandbox, step.healthcheck, user=step.agent.user)
         await self.attempt.phases.end()
-
-    async def _run_setup(self, script: Path) -> None:
-        target = f"{self.sandbox.info.workdir.rstrip('/')}/setup.sh"
-        try:
-            result = await self.sandbox.exec(
-                await run_argv(self.sandbox, script, target),
-                user=self.step.agent.user,
-                deadline_s=SETUP_S,
-            )
-        except NotExecutedError as error:
-            raise StepSetupError(f"{script} could not be started: {error}") from error
-        if not result.ok:
-            said = self.attempt.redactor.text(result.stderr[-400:].decode("utf-8", "replace"))
-            how = f"{result.reason}, exit code {result.exit_code}"
-            raise StepSetupError(f"{script}: {how}: {plain_text(said).strip()}")
-        # It is no part of what the agent is to see. Some scripts remove themselves.
-        with suppress(PathNotFoundError):
-            await self.sandbox.files.remove(target)
 
     async def _act(self) -> Outcome:
         """Run the harness until it is done or its time is over."""
@@ -242,7 +207,7 @@ class Stage:
         )
         files = None if self._files is None else await self._files.told()
         await attempt.note_final_state(sandbox)
-        await self._collect()
+        self._collected += await collect(sandbox, step.verifier.collect, attempt.recorder)
         if step.verifier.separate and self.last and not full:
             # Nothing of the agent's has a part in what follows, and nobody writes while it is read.
             more, survivors = await kill_what_must_not_live_on(sandbox, (), everything=True)
@@ -253,32 +218,6 @@ class Stage:
             await asyncio.to_thread(cargo.save, place)
         self._survivors = survivors
         await attempt.phases.end(killed=killed, survivors=survivors, files=files)
-
-    async def _collect(self) -> None:
-        """Run the commands that make files of what only a live process knows."""
-        shell = await shell_of(self.sandbox) if self.step.verifier.collect else ""
-        for hook in self.step.verifier.collect:
-            known = Collected(command=self.attempt.redactor.text(plain_text(hook.command)))
-            try:
-                result = await self.sandbox.exec(
-                    hook.command, shell=shell, user=hook.user, deadline_s=hook.timeout_s
-                )
-            except NotExecutedError as error:
-                self._collected.append(known.model_copy(update={"error": plain_text(str(error))}))
-                continue
-            check_platform(result)
-            output = self.attempt.recorder.output
-            self._collected.append(
-                known.model_copy(
-                    update={
-                        "reason": result.reason,
-                        "exit_code": result.exit_code,
-                        "stdout": output(result.out),
-                        "stderr": output(result.err),
-                    }
-                )
-            )
-            await self.sandbox.kill_processes(result.operation_id)
 
     async def _verify(self, cargo: Cargo) -> None:
         self.attempt.phase = Phase.VERIFY
@@ -368,14 +307,3 @@ class Stage:
             step=self.step.name,
             visible=PLACES,
         )
-
-
-async def _owner(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, int]:
-    """Return the ids that a step's files belong to: the agent's, else the working directory's."""
-    if user is None:
-        stat = await sandbox.files.stat(sandbox.info.workdir)
-        return stat.uid, stat.gid
-    ids = await user_ids(sandbox, user)
-    if ids is None:
-        raise StepSetupError(f"user {user!r} is not in the sandbox's /etc/passwd")
-    return ids
