@@ -83,20 +83,27 @@ def _step(name: str, reward: float, *, minimum: float | None = None) -> tuple[st
     toml += f"min_reward = {minimum}\n" if minimum is not None else ""
     return toml, {
         f"steps/{name}/instruction.md": "Do it.\n",
-        f"steps/{name}/solution/solve.sh": f"#!/bin/bash\necho {name} >> /root/done\n",
+        f"steps/{name}/solution/solve.sh": (
+            '#!/bin/bash\n[ -z "$(find /tests /logs/verifier -mindepth 1 2>/dev/null)" ] '
+            f"&& echo {name} > /srv/{name}\n"
+        ),
         f"steps/{name}/tests/test.sh": (
-            # What an earlier verifier had must be gone before this step's agent began.
-            f"#!/bin/bash\ngrep -q {name} /root/done && echo {reward} > {REWARD}.txt\n"
+            # What tests have closed must not keep the next agent from its own logs.
+            f"#!/bin/bash\nchmod 700 /logs\n"
+            f"grep -q {name} /srv/{name} && echo {reward} > {REWARD}.txt\n"
         ),
     }
 
 
 def _steps(*steps: tuple[str, dict[str, str]], outcome: float, strategy: str) -> Trap:
     files = {path: text for _, given in steps for path, text in given.items()}
+    files["environment/Dockerfile"] = "FROM debian:bookworm\nRUN chmod 777 /srv\n"
     return Trap(
         "true",
         "true",
         outcome,
+        agent='user = "nobody"',
+        environment="",
         root=f'multi_step_reward_strategy = "{strategy}"',
         steps="".join(toml for toml, _ in steps),
         files=files,

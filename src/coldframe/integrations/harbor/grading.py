@@ -205,6 +205,8 @@ class Grading:
             await asyncio.to_thread(write_atomic, target / name, content, sync=False)
         if not self._last:
             await places.withdraw(sandbox)
+            # Tests may have closed it, and the next agent's own logs lie there.
+            await sandbox.files.chmod(places.LOGS, 0o755)
 
     def forget(self) -> None:
         """Drop the copy of the tests."""
