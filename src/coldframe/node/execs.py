@@ -19,6 +19,7 @@ from coldframe.node.queueing import FairQueue
 from coldframe.node.session_command import SessionCommand
 from coldframe.node.settings import NodeSettings
 from coldframe.node.shares import Shares
+from coldframe.node.turns import Turn, Turns
 from coldframe.protocol.errors import (
     CapacityError,
     ColdframeError,
@@ -45,22 +46,6 @@ _SETTLE_S = 5.0
 """How long a runtime may take to report the end of a command whose sandbox has ended."""
 
 
-class _Slot:
-    """A place in the queue, given back once: at the command's end or after the hold time."""
-
-    __slots__ = ("_queue", "_timer")
-
-    def __init__(self, queue: FairQueue, hold_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._queue: FairQueue | None = queue
-        self._timer = loop.call_later(hold_s, self.release)
-
-    def release(self) -> None:
-        if self._queue is not None:
-            self._timer.cancel()
-            queue, self._queue = self._queue, None
-            queue.release()
-
-
 class Execs:
     """All commands of a node."""
 
@@ -68,7 +53,7 @@ class Execs:
         self._settings = settings
         self._operations = operations
         self._queue = FairQueue("commands", settings.exec_slots, settings.queue_limit)
-        self._loop = asyncio.get_running_loop()
+        self._turns = Turns(self._queue, settings.exec_hold_s)
         self._running = 0
         self._outputs = Outputs(settings)
         self._windows = Shares(settings.owner_window_bytes, "windows of running commands")
@@ -160,11 +145,11 @@ class Execs:
 
     async def _run(self, operation: ExecOperation) -> ExecResult:
         sandbox, queue = operation.sandbox, self._queue
-        slot: _Slot | None = None
+        turn: Turn | None = None
         try:
             if not queue.try_acquire():
                 operation.queued_s = await queue.acquire(sandbox.id)
-            slot = _Slot(queue, self._settings.exec_hold_s, self._loop)
+            turn = self._turns.begin()
             handle = sandbox.require_ready(operation.request.expected_version)
             operation.dispatched = True
             request = self._outputs.grant(operation)
@@ -178,8 +163,8 @@ class Execs:
                 raise
             return await self._last_words(operation)
         finally:
-            if slot is not None:
-                slot.release()
+            if turn is not None:
+                turn.end()
         return _completed(operation, result)
 
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:

@@ -34,10 +34,11 @@ class NodeSettings:
     As many as keep the processors busy: what more would share them all end later, and who came
     first may end last.
     """
-    exec_hold_s: float = 0.005
+    exec_hold_s: float = 0.02
     """COLDFRAME_EXEC_HOLD_S: a command gives its slot back when it ends or after this long.
 
-    So short commands never pile up, and long ones never keep others from starting.
+    Sooner, down to a quarter, where those that end sooner take less than half of it. So short
+    commands never pile up, and long ones never keep others from starting.
     """
     max_running_execs: int = 8192
     """COLDFRAME_MAX_RUNNING_EXECS: running at once; more is refused."""
