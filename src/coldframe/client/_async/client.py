@@ -29,6 +29,10 @@ class AsyncSandboxClient:
     their lease; on a node in this process with it (`coldframe gc` reaps what is left). Any number
     of threads or tasks may use one client. A forked process opens one of its own
     (ClientClosedError otherwise).
+
+    Everything raises ClientClosedError, and what the node is opened or reached with:
+    CapabilityError (this machine cannot run it), NotPermittedError, NotAuthenticatedError,
+    ServiceUnreachableError, VersionMismatchError.
     """
 
     @typed_arguments
@@ -154,7 +158,11 @@ class AsyncSandboxClient:
         return tuple(AsyncSandbox(self._core, self._runner, info) for info in infos)
 
     async def delete_sandbox(self, id_or_name: str) -> None:
-        """End a sandbox; nothing of it is left when this returns. One that ended is fine."""
+        """End a sandbox; nothing of it is left when this returns. One that ended is fine.
+
+        Raises:
+            SandboxNotFoundError: none has, or is remembered to have had, this id or name.
+        """
         await self._runner.run(self._core.delete(id_or_name))
 
     async def build_image(

@@ -24,6 +24,9 @@ class AsyncProcess:
 
     Nothing ends it but itself, a signal, its deadline or its sandbox's end; a handle may be
     dropped and had again with `attach`.
+
+    Everything raises OperationNotFoundError and OperationExpiredError (its result is kept no
+    longer); besides, what the client raises.
     """
 
     def __init__(self, core: SandboxCore, runner: AsyncRunner, operation_id: str) -> None:
@@ -54,6 +57,10 @@ class AsyncProcess:
 
         With `wait`, at least one byte or the end. `chunk.dropped_bytes` says what the spool no
         longer has.
+
+        Raises:
+            OutputNotKeptError: of a command that ended, what lies at `cursor` is kept no longer.
+            InvalidRequestError: the stream is `status`, which the command was not asked for.
         """
         return await self._runner.run(
             self._core.read(self.operation_id, stream, cursor, max_bytes, wait)
@@ -99,7 +106,7 @@ class AsyncProcess:
         return await self._runner.run(self._core.kill(self.operation_id))
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of its terminal. Raises InvalidRequestError: it has none."""
         await self._runner.run(self._core.resize(self.operation_id, rows, cols))
 
     async def forget(self) -> None:

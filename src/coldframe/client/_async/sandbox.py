@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 
 @typed_methods
 class AsyncSandbox:
-    """One sandbox. Leaving its `with` block deletes it."""
+    """One sandbox. Leaving its `with` block deletes it.
+
+    Everything raises SandboxNotFoundError (its record is kept no longer), what takes an operation
+    also SandboxStateError and SandboxGoneError (it has ended); besides, what the client raises.
+    """
 
     def __init__(self, core: ClientCore, runner: AsyncRunner, info: SandboxInfo) -> None:
         self._client, self._runner, self._info = core, runner, info
@@ -70,7 +74,11 @@ class AsyncSandbox:
         return self._info
 
     async def renew(self, ttl_s: float | None) -> SandboxInfo:
-        """Let the lease end so many seconds from now; None: never."""
+        """Let the lease end so many seconds from now; None: never.
+
+        Raises:
+            InvalidRequestError: `ttl_s` is not above 0 and at most ten years.
+        """
         self._info = await self._runner.run(self._core.renew(ttl_s))
         return self._info
 
@@ -229,7 +237,11 @@ class AsyncSandbox:
         )
 
     async def fingerprint(self) -> Fingerprint:
-        """Digest files, processes, ports, users, limits and network policy."""
+        """Digest files, processes, ports, users, limits and network policy.
+
+        Raises:
+            NotKnownError, FileTooLargeError: there is too much in it to be looked through.
+        """
         return await self._runner.run(self._core.fingerprint())
 
     async def changes(self, since: str | None = None, *, limit: int = MOST_CHANGES) -> FileChanges:

@@ -30,6 +30,10 @@ class SandboxClient:
     their lease; on a node in this process with it (`coldframe gc` reaps what is left). Any number
     of threads or tasks may use one client. A forked process opens one of its own
     (ClientClosedError otherwise).
+
+    Everything raises ClientClosedError, and what the node is opened or reached with:
+    CapabilityError (this machine cannot run it), NotPermittedError, NotAuthenticatedError,
+    ServiceUnreachableError, VersionMismatchError.
     """
 
     @typed_arguments
@@ -153,7 +157,11 @@ class SandboxClient:
         return tuple(Sandbox(self._core, self._portal, info) for info in infos)
 
     def delete_sandbox(self, id_or_name: str) -> None:
-        """End a sandbox; nothing of it is left when this returns. One that ended is fine."""
+        """End a sandbox; nothing of it is left when this returns. One that ended is fine.
+
+        Raises:
+            SandboxNotFoundError: none has, or is remembered to have had, this id or name.
+        """
         self._portal.run(self._core.delete(id_or_name))
 
     def build_image(

@@ -25,6 +25,9 @@ class Process:
 
     Nothing ends it but itself, a signal, its deadline or its sandbox's end; a handle may be
     dropped and had again with `attach`.
+
+    Everything raises OperationNotFoundError and OperationExpiredError (its result is kept no
+    longer); besides, what the client raises.
     """
 
     def __init__(self, core: SandboxCore, runner: Portal, operation_id: str) -> None:
@@ -55,6 +58,10 @@ class Process:
 
         With `wait`, at least one byte or the end. `chunk.dropped_bytes` says what the spool no
         longer has.
+
+        Raises:
+            OutputNotKeptError: of a command that ended, what lies at `cursor` is kept no longer.
+            InvalidRequestError: the stream is `status`, which the command was not asked for.
         """
         return self._portal.run(self._core.read(self.operation_id, stream, cursor, max_bytes, wait))
 
@@ -98,7 +105,7 @@ class Process:
         return self._portal.run(self._core.kill(self.operation_id))
 
     def resize(self, rows: int, cols: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of its terminal. Raises InvalidRequestError: it has none."""
         self._portal.run(self._core.resize(self.operation_id, rows, cols))
 
     def forget(self) -> None:

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 @typed_methods
 class Sandbox:
-    """One sandbox. Leaving its `with` block deletes it."""
+    """One sandbox. Leaving its `with` block deletes it.
+
+    Everything raises SandboxNotFoundError (its record is kept no longer), what takes an operation
+    also SandboxStateError and SandboxGoneError (it has ended); besides, what the client raises.
+    """
 
     def __init__(self, core: ClientCore, runner: Portal, info: SandboxInfo) -> None:
         self._client, self._portal, self._info = core, runner, info
@@ -71,7 +75,11 @@ class Sandbox:
         return self._info
 
     def renew(self, ttl_s: float | None) -> SandboxInfo:
-        """Let the lease end so many seconds from now; None: never."""
+        """Let the lease end so many seconds from now; None: never.
+
+        Raises:
+            InvalidRequestError: `ttl_s` is not above 0 and at most ten years.
+        """
         self._info = self._portal.run(self._core.renew(ttl_s))
         return self._info
 
@@ -228,7 +236,11 @@ class Sandbox:
         return self._portal.run(self._core.apply_patch(patch, base_sha256, root=where, strip=strip))
 
     def fingerprint(self) -> Fingerprint:
-        """Digest files, processes, ports, users, limits and network policy."""
+        """Digest files, processes, ports, users, limits and network policy.
+
+        Raises:
+            NotKnownError, FileTooLargeError: there is too much in it to be looked through.
+        """
         return self._portal.run(self._core.fingerprint())
 
     def changes(self, since: str | None = None, *, limit: int = MOST_CHANGES) -> FileChanges:

@@ -22,6 +22,9 @@ class Session:
     Commands run one after another, read end of file, and give their true exit code. What
     background jobs write is part of the command during which, or before which, it came. It is the
     node's: a client that is lost loses nothing of it.
+
+    Everything raises OperationNotFoundError and OperationExpiredError (it is known no longer);
+    besides, what the client raises.
     """
 
     def __init__(self, core: SessionCore, runner: Portal) -> None:
