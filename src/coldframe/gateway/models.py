@@ -100,8 +100,8 @@ class MakeDirectory(_Model):
     """A directory to make."""
 
     mode: int = Field(default=0o755, ge=0, le=0o7777, strict=True)
-    uid: int | None = None
-    gid: int | None = None
+    uid: int | None = Field(default=None, ge=0, le=65535)
+    gid: int | None = Field(default=None, ge=0, le=65535)
     parents: bool = True
     exist_ok: bool = True
 

@@ -179,6 +179,26 @@ def test_upload_that_is_cut_short_changes_nothing(
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "execs", {"command": "true", "kill_bytes": 1 << 64}),
+        ("POST", "execs", {"command": "true", "spool_bytes": 1 << 64}),
+        ("POST", "execs", {"command": "true", "deadline_s": 1e300}),
+        ("PUT", "guard", {"path": "/", "operation_id": "x", "names": [], "size_bytes": 1 << 64}),
+        ("PUT", "guard", {"path": "/", "operation_id": "x", "names": [], "owner": [1 << 32, 0]}),
+        ("POST", "files/directory?path=/x", {"uid": 1 << 32}),
+        ("POST", "sessions", {"spool_bytes": 1 << 64}),
+    ],
+)
+def test_number_that_the_kernel_cannot_hold_is_refused(
+    caller: httpx.Client, served: Sandbox, method: str, path: str, body: dict[str, object]
+) -> None:
+    """It would be a fault of the service, found where the frame is packed."""
+    answer = caller.request(method, f"/v1/sandboxes/{served.id}/{path}", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404),

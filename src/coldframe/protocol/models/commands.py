@@ -59,7 +59,7 @@ class ExecRequest(Model):
     """Per stream, how much the result carries: head and tail, half each."""
     spool_bytes: Whole = Field(default=64 * MIB, ge=8192, le=1 << 40)
     """Per stream, how much is kept on the node: head and tail, half each."""
-    kill_bytes: Whole | None = Field(default=None, ge=1)
+    kill_bytes: Whole | None = Field(default=None, ge=1, le=1 << 62)
     """Kill the command when stdout and stderr together exceed this; None: never."""
     pty: PtySize | None = None
     """Run on a terminal of the sandbox's; stdout holds everything, stderr is empty."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from coldframe.protocol.models.base import MIB, Model
 from coldframe.protocol.models.files import FileKind
+
+_Id = Annotated[int, Field(ge=0, le=65535)]
 
 
 class GuardRequest(Model):
@@ -17,8 +21,8 @@ class GuardRequest(Model):
     """Of the command; it is started after this."""
     names: tuple[str, ...]
     """Files in it that are vouched for."""
-    owner: tuple[int, int] = (0, 0)
-    size_bytes: int = Field(default=64 * MIB, ge=4096)
+    owner: tuple[_Id, _Id] = (0, 0)
+    size_bytes: int = Field(default=64 * MIB, ge=4096, le=1 << 40)
     trusted: tuple[str, ...] = ()
     """Paths whose files may be run as code by what writes the named files, whoever made them."""
 
