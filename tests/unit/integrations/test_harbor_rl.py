@@ -27,6 +27,7 @@ from coldframe.integrations.harbor_rl import (
     run_harbor_job,
     tasks_of_split,
 )
+from coldframe.integrations.harbor_rl.adapter import BIG_JOB
 from coldframe.integrations.harbor_rl.runner import Watch
 from coldframe.learning.contracts import MULTI_STEP_MEAN
 from coldframe.protocol.errors import CapabilityError
@@ -477,6 +478,25 @@ async def test_preflight_runs_once_before_the_first_job(tmp_path: Path) -> None:
 
     assert [one["job_name"] for one in jobs.configs] == ["first.preflight", "first", "second"]
     assert jobs.configs[0]["n_attempts"] == 1
+
+
+async def test_first_big_job_is_preceded_by_one_attempt_of_its_first_task(tmp_path: Path) -> None:
+    """Where nobody has named a small one; small jobs need none."""
+    jobs = FakeJobs()
+
+    async def run_job(config: Any) -> Any:
+        count = config["n_attempts"]
+        path = config["tasks"][0]["path"]
+        jobs.trials = [result(f"{config['job_name']}-{one}", path) for one in range(count)]
+        return await jobs(config)
+
+    made = adapter(tmp_path, run_job=run_job)
+    for run_id, attempts in (("small", 1), ("big", BIG_JOB), ("bigger", BIG_JOB + 1)):
+        await made.generate([spec()], run_id=run_id, attempts=attempts, concurrency=1)
+
+    assert [(one["job_name"], one["n_attempts"]) for one in jobs.configs] == [
+        *(("small", 1), ("big.preflight", 1), ("big", BIG_JOB), ("bigger", BIG_JOB + 1)),
+    ]
 
 
 async def test_job_whose_preflight_fails_is_not_run(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ from coldframe.learning.contracts import (
 from coldframe.learning.contracts.values import is_number
 
 AGENT = "terminus-2"
+BIG_JOB = 64
+"""Trials that are too many to find out by that not one of them may be trained on."""
 AGENT_KWARGS: Mapping[str, Any] = {
     "collect_rollout_details": True,
     "enable_summarize": False,
@@ -62,7 +64,8 @@ class HarborRLAdapter:
         agent_kwargs: over what terminus-2 needs.
         api_base, model_info: passed on to the agent.
         agent_timeout_multiplier, max_retries: as Harbor has them. Retries are no samples.
-        preflight_task: a small task that is tried before the first job; see `preflight`.
+        preflight_task: a small task that is tried before the first job; see `preflight`. Without
+            one, the first task of a job of `BIG_JOB` trials or more.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class HarborRLAdapter:
         self.api_base, self.model_info = api_base, model_info
         self.agent_timeout_multiplier, self.max_retries = agent_timeout_multiplier, max_retries
         self.caps, self.reward_schema = caps, reward_schema
-        self._preflight_task = preflight_task
+        self._preflight_task, self._tried = preflight_task, False
         self._run_job: RunJob = run_job or self._run_here
 
     def _run_here(self, config: Any) -> Any:
@@ -186,12 +189,15 @@ class HarborRLAdapter:
             ContractError: the request may not become a job, its preflight was rejected, or the
                 trials that came back are not those that were asked for.
         """
-        if self._preflight_task is not None:
-            check_request(
-                specs, phase="train", run_id=run_id, attempts=attempts, concurrency=concurrency
-            )
-            await self.preflight(self._preflight_task, run_id=f"{run_id}.preflight")
-            self._preflight_task = None
+        check_request(
+            specs, phase="train", run_id=run_id, attempts=attempts, concurrency=concurrency
+        )
+        task = self._preflight_task
+        if task is None and len(specs) * attempts >= BIG_JOB:
+            task = specs[0]
+        if task is not None and not self._tried:
+            await self.preflight(task, run_id=f"{run_id}.preflight")
+            self._tried = True
         return await self._generate(specs, run_id, attempts=attempts, concurrency=concurrency)
 
     async def _generate(
