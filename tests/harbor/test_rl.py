@@ -17,6 +17,7 @@ from coldframe.integrations.harbor_rl import (
     PolicyIdentity,
     RLTask,
 )
+from coldframe.integrations.harbor_rl.adapter import BIG_JOB
 from coldframe.learning.contracts import MULTI_STEP_FINAL, MULTI_STEP_MEAN, Batch, Topology
 from tests.harbor.doubles import COMPLETIONS, LOGPROBS, PROMPTS
 
@@ -165,19 +166,32 @@ def test_retries_are_reported_and_no_samples(tmp_path: Path) -> None:
     assert [(len(one.rollouts), len(one.rejected)) for one in made.groups] == [(0, 1), (1, 0)]
 
 
-def test_job_is_stopped_at_a_cap_with_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("caps", "scenario", "words"),
+    [
+        (Caps(cost_usd=1.0), "whole", "cost: "),
+        (Caps(wall_s=0.5), "whole", "time: "),
+        (Caps(failure_rate=0.2, failures_from=2), "fails", "failures: "),
+        (Caps(disk_bytes=10_000), "whole", "disk: "),
+    ],
+)
+def test_job_is_stopped_at_a_cap_with_what_it_has(
+    tmp_path: Path, caps: Caps, scenario: str, words: str
+) -> None:
     """The trials that ended are kept, those that did not are counted as missing."""
-    runner = adapter(tmp_path, caps=Caps(cost_usd=1.0))
+    runner = adapter(tmp_path, caps=caps, scenarios={"one": scenario})
+    attempts = BIG_JOB - 1  # a bigger one is preceded by a job that may reach the cap itself
 
     made = asyncio.run(
-        runner.generate(specs(tmp_path, "one"), run_id="r", attempts=200, concurrency=1)
+        runner.generate(specs(tmp_path, "one"), run_id="r", attempts=attempts, concurrency=1)
     )
 
     assert made.stopped is not None
-    assert made.stopped.startswith("cost: ")
+    assert made.stopped.startswith(words)
     (group,) = made.groups
-    assert len(group.rollouts) >= 3
-    assert len(group.rollouts) + group.missing == 200
+    ended = group.rejected if scenario == "fails" else group.rollouts
+    assert len(ended) >= 1
+    assert len(ended) + group.missing == attempts
     assert group.missing > 0
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coldframe.inference.attempts import check_name
 from coldframe.inference.dialects import RefusedError
 from coldframe.inference.dialects.base import openai_error
+from coldframe.inference.journal import check_name
 from coldframe.inference.proxy import Proxy
 from coldframe.inference.wire import Receive, Scope, Send, read_body, send_bytes, send_json
 from coldframe.protocol.errors import InvalidRequestError

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldframe.inference.attempts import Attempt, Place, digest_of, new_attempt
+from coldframe.inference.attempts import Attempt, Place, new_attempt
 from coldframe.inference.dialects import Asked, Dialect, RefusedError
 from coldframe.inference.engine import Engine, EngineFailedError, EngineSettings
 from coldframe.inference.evidence import CAPTURE, Evidence, examine
+from coldframe.inference.journal import digest_of
 from coldframe.protocol.errors import InferenceError, InvalidRequestError
 from coldframe.trajectories.base import DIGEST
 from coldframe.trajectories.calls import Budget, CallLine, Level, Retry

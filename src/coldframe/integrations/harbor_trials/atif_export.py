@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from coldframe.integrations.harbor_trials.steps import PARTS_RULE
 from coldframe.protocol.errors import ColdframeError, Side
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.calls import CallLine, CapturedCalls
@@ -138,7 +139,7 @@ class _Exporter:
         after: list[Json] = []
         for message in step.shown:
             text = self._blobs.get(message.shown.text).decode("utf-8", "replace")
-            content = self._content(_parts(text) if message.shown.rule == "atif_parts@1" else text)
+            content = self._content(_parts(text) if message.shown.rule == PARTS_RULE else text)
             if message.role == "tool":
                 call = message.tool_call_id
                 source = {"source_call_id": call} if call in known else {}

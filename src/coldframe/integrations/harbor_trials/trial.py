@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coldframe.integrations.harbor_trials.atif import (
-    AtifStep,
-    Conversation,
     Found,
-    Metrics,
     read_conversation,
 )
 from coldframe.integrations.harbor_trials.endings import Ending, ending_of, reward_files
@@ -22,6 +18,7 @@ from coldframe.integrations.harbor_trials.reading import (
     validated,
 )
 from coldframe.integrations.harbor_trials.results import Part, TrialResult, moment
+from coldframe.integrations.harbor_trials.steps import kept_documents, read_steps
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.identity import (
     HarnessIdentity,
@@ -31,14 +28,13 @@ from coldframe.trajectories.identity import (
     VerifierIdentity,
     Versions,
 )
-from coldframe.trajectories.origin import Origin, OriginDocument
+from coldframe.trajectories.origin import Origin
 from coldframe.trajectories.redaction import Redactor, redact_url
 from coldframe.trajectories.schema import TaskStepRecord, Termination, Times, Trajectory
-from coldframe.trajectories.steps import Shown, ShownMessage, Step, Usage
+from coldframe.trajectories.steps import Step
 from coldframe.trajectories.store import BlobStore
 from coldframe.trajectories.totals import Totals, totals
 
-TEXT_RULE, PARTS_RULE = "atif@1", "atif_parts@1"
 _NOT_KEPT = "Harbor does not keep it"
 _UNKNOWN = {
     "identity.task.digest": "Harbor's checksum follows a rule of its own; see origin.task_checksum",
@@ -127,7 +123,7 @@ class _Builder:
                 trial_name=result.trial_name,
                 task_checksum=result.task_checksum,
                 result_sha256=self._digest,
-                documents=self._kept(documents),
+                documents=kept_documents(documents, self._blobs),
             ),
             started_at=self._known("started_at", moment(result.started_at)),
             ended_at=self._known("ended_at", moment(result.finished_at)),
@@ -193,77 +189,12 @@ class _Builder:
             self._lost(f"{where}/trajectory.json: the agent left none")
             return Acted((), (), ())
         self._warnings += found.missing
-        prompt, steps = self._steps(found, first)
+        prompt, steps = read_steps(found, self._blobs, first)
         return Acted(prompt, steps, tuple(found.documents))
 
     def _lost(self, why: str) -> None:
         self._unknown.setdefault("steps", why)
         self._warnings.append(f"no steps: {why}")
-
-    def _steps(
-        self, conversation: Conversation, first: int
-    ) -> tuple[tuple[BlobRef, ...], tuple[Step, ...]]:
-        prompt: list[BlobRef] = []
-        steps: list[Step] = []
-        for raw, one in conversation.steps():
-            if one.source == "agent":
-                steps.append(self._step(raw, one, first + len(steps)))
-                continue
-            if not steps:
-                message = {"role": one.source, "content": raw["message"]}
-                prompt.append(self._blobs.put(json.dumps(message).encode()))
-                continue
-            shown = (*steps[-1].shown, self._shown(one.source, one.message), *self._results(one))
-            steps[-1] = steps[-1].model_copy(update={"shown": shown})
-        return tuple(prompt), tuple(steps)
-
-    def _step(self, raw: dict[str, Any], one: AtifStep, index: int) -> Step:
-        spent = one.metrics or Metrics()
-        return Step(
-            index=index,
-            source="atif",
-            action=self._blobs.put(json.dumps(raw, sort_keys=True).encode()),
-            usage=Usage(
-                prompt_tokens=spent.prompt_tokens,
-                completion_tokens=spent.completion_tokens,
-                cached_tokens=spent.cached_tokens,
-            ),
-            model_attempts=None,
-            shown=self._results(one),
-            started_at=None,
-            ended_at=None,
-            model_s=None,
-        )
-
-    def _results(self, one: AtifStep) -> tuple[ShownMessage, ...]:
-        results = one.observation.results if one.observation else []
-        return tuple(
-            self._shown("tool", result.content, result.source_call_id)
-            for result in results
-            if result.content is not None
-        )
-
-    def _shown(self, role: str, content: Any, call: str | None = None) -> ShownMessage:
-        text, rule = content, TEXT_RULE
-        if not isinstance(content, str):
-            text, rule = json.dumps(content), PARTS_RULE
-        blob = self._blobs.put(text.encode("utf-8", "surrogatepass"))
-        return ShownMessage(role=role, tool_call_id=call, shown=Shown(rule=rule, text=blob))
-
-    def _kept(self, documents: tuple[Found, ...]) -> tuple[OriginDocument, ...]:
-        return tuple(
-            OriginDocument(
-                path=found.path,
-                blob=self._blobs.put(json.dumps(found.value, sort_keys=True).encode()),
-                format=found.document.schema_version,
-                kind=found.kind,
-                owner=found.owner,
-                order=order,
-                steps=len(found.document.steps),
-                copied_steps=sum(bool(one.is_copied_context) for one in found.document.steps),
-            )
-            for order, found in enumerate(documents)
-        )
 
     # --- what it came to ------------------------------------------------------------------
 
