@@ -281,8 +281,11 @@ def test_what_was_written_is_there_and_new_ones_are_made(
     with services.client() as client:
         old = client.create_sandbox(IMAGE)
         old.exec("echo old > /file")
+        mark = old.changes().mark
+        old.exec("echo more > /more")
         services.kill()
         services.start()
+        assert [one.path for one in old.changes(mark).entries] == [b"/more"]
         new = client.create_sandbox(IMAGE)
         new.exec("echo new > /file")
         old.exec("echo more >> /file")
