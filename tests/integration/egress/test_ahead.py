@@ -84,7 +84,7 @@ async def test_egress_of_a_sandbox_that_is_not_made_after_all_leaves_nothing(
 
     async def fail_late(*_: object) -> Created:
         await until(lambda: len(opened("socket")) > 8)
-        monkeypatch.setattr(runtime, "_make", fail)  # it is tried again without a blank
+        monkeypatch.setattr(runtime._maker, "_create", fail)  # it is tried again without a blank
         return await fail()
 
     monkeypatch.setattr(runtime._maker, "_create", fail_late)

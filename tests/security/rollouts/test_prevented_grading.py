@@ -107,9 +107,9 @@ async def test_survivors_that_take_the_processor_do_not_spare_the_verdict(
     directory = task(
         tmp_path,
         "for i in $(seq 60); do (while :; do :; done > /dev/null 2>&1 &); done",
-        f"i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done; echo 0 > {TEXT}",
-        timeout=6,
-        environment="cpus = 0.5",
+        f"i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; echo 0 > {TEXT}",
+        timeout=8,
+        environment="cpus = 0.2",  # so little that a busy machine gives it to them all the same
     )
     trajectory = await run_attempt(directory)
 

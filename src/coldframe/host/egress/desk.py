@@ -8,13 +8,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from coldframe.host import forks
 from coldframe.host.egress import relay
-from coldframe.host.egress.addresses import Address, canonical
+from coldframe.host.egress.addresses import Address
 from coldframe.host.egress.annex import Annex
+from coldframe.host.egress.dial import CONNECT_TIMEOUT_S, open_connection
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.flows import Budget, Flow, Meter
 from coldframe.host.egress.policy import Engine, Verdict
@@ -24,7 +24,6 @@ from coldframe.protocol.network import EgressDecision, EgressKind
 if TYPE_CHECKING:
     from coldframe.host.egress.certificates import Authority
 
-CONNECT_TIMEOUT_S = 30.0
 MOST_FLOWS = 12_288
 """Connections of one sandbox at once."""
 _MANY, _SMALL_BUFFER = 256, 1 << 16
@@ -345,18 +344,24 @@ class Desk:
         for address in (first, *self.names.siblings(flow.names, first)):
             if address != first and not self.engine.address(address, flow.port, flow.names).allowed:
                 continue
-            self._passing.add(flow)
             try:
-                flow.upstream = await open_connection(address, flow.port)
+                made = await self.dial(flow, address)
             except (OSError, TimeoutError) as error:
                 why = why or str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
                 continue
-            finally:
-                self._passing.discard(flow)
             flow.address = address
-            return flow.upstream
+            return made
         self.note(flow, EgressDecision.FAILED, why)
         raise UnreachableError(why)
+
+    async def dial(self, flow: Flow, address: Address) -> socket.socket:
+        """Connect to an address at the connection's port. Raises OSError, TimeoutError."""
+        self._passing.add(flow)
+        try:
+            flow.upstream = await open_connection(address, flow.port)
+        finally:
+            self._passing.discard(flow)
+        return flow.upstream
 
     async def close(self) -> None:
         """End every connection, and return when all have ended."""
@@ -371,24 +376,3 @@ class Desk:
 
 def _is_near(flow: Flow) -> bool:
     return not flow.far
-
-
-async def open_connection(address: Address, port: int) -> socket.socket:
-    """Connect from the node's own network namespace. Raises OSError, TimeoutError."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    forks.own_socket(made)
-    try:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await asyncio.get_running_loop().sock_connect(made, (str(address), port))
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def destination(client: socket.socket) -> tuple[Address, int]:
-    """Where a redirected connection was meant to go."""
-    address, port = client.getsockname()[:2]
-    return canonical(ip_address(address)), int(port)

@@ -6,7 +6,7 @@ import asyncio
 
 from coldframe.host.egress import tunnel
 from coldframe.host.egress.addresses import Address
-from coldframe.host.egress.desk import Desk, RefusedError, UnreachableError, open_connection
+from coldframe.host.egress.desk import Desk, RefusedError, UnreachableError
 from coldframe.host.egress.flows import Flow
 from coldframe.host.egress.http import (
     Authority,
@@ -126,7 +126,7 @@ async def _first_that_answers(
         if not connect:
             return
         try:
-            flow.upstream = await open_connection(address, flow.port)
+            await desk.dial(flow, address)
             return
         except (OSError, TimeoutError) as error:
             failure = str(error) or "it does not answer"

@@ -8,8 +8,8 @@ import struct
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from coldframe.host.egress import tunnel
-from coldframe.host.egress.addresses import canonical
-from coldframe.host.egress.desk import Desk, destination
+from coldframe.host.egress.addresses import Address, canonical
+from coldframe.host.egress.desk import Desk
 from coldframe.host.egress.flows import Flow
 from coldframe.protocol.network import EgressDecision, EgressKind
 
@@ -25,7 +25,7 @@ _UDP_HEADER = 8
 
 async def serve_redirected(desk: Desk, flow: Flow) -> None:
     """Serve one connection: allowed as its address is, then as its first bytes say."""
-    flow.address, flow.port = destination(flow.client)
+    flow.address, flow.port = _destination(flow.client)
     flow.names = desk.names.names_of(flow.address)
     flow.verdict = desk.engine.address(flow.address, flow.port, flow.names)
     if not flow.verdict.allowed:
@@ -33,6 +33,12 @@ async def serve_redirected(desk: Desk, flow: Flow) -> None:
     if flow.verdict.names:
         flow.names = flow.verdict.names
     await tunnel.carry(desk, flow)
+
+
+def _destination(client: socket.socket) -> tuple[Address, int]:
+    """Where a redirected connection was meant to go."""
+    address, port = client.getsockname()[:2]
+    return canonical(ip_address(address)), int(port)
 
 
 class DatagramRefuser:

@@ -10,7 +10,7 @@ import ssl
 from typing import Protocol
 
 from coldframe.host.egress import relay
-from coldframe.host.egress.desk import open_connection
+from coldframe.host.egress.dial import open_connection
 from coldframe.host.egress.flows import Flow
 
 _READ_BYTES = 1 << 14
