@@ -101,6 +101,19 @@ def open_storage(
     return _noting(makers[-1](), reasons)
 
 
+def disk_refusal(storage: Storage) -> CapabilityError:
+    """Say that a storage cannot hold `disk_bytes`, and what can where it lies."""
+    said = f"storage {storage.name!r} cannot hold disk_bytes"
+    if storage.fallback_from:
+        return CapabilityError(
+            f"{said}, and btrfs, which could, does not work here: {storage.fallback_from}; or set "
+            "COLDFRAME_STORAGE=tmpfs, which holds it in memory"
+        )
+    return CapabilityError(
+        f"{said}; set COLDFRAME_STORAGE to btrfs (`apt-get install btrfs-progs`) or tmpfs"
+    )
+
+
 def adopt(
     kind: str, state: Path, pools: Path, kept: Sequence[int], uppers: Mapping[str, Sequence[int]]
 ) -> Storage:
@@ -151,10 +164,7 @@ class DirectoryStorage:
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
         if disk_bytes is not None:
-            raise CapabilityError(
-                "storage `directory` cannot hold disk_bytes; use storage btrfs "
-                "(`apt-get install btrfs-progs`) or tmpfs"
-            )
+            raise disk_refusal(self)
         self.require_space()
         with full_named(str(self._path)):
             os.mkdir(sandbox_id, 0o700, dir_fd=self._root)

@@ -13,6 +13,7 @@ from coldframe.host.descriptors import needing_room
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.space import require_space_at
 from coldframe.host.spawner import Created, CreateSpec, Keep, Spawner, SpawnerFault
+from coldframe.host.storage import disk_refusal
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -98,10 +99,7 @@ class Maker:
                 f"this machine's cgroups cannot limit {names}; `coldframe doctor` says what helps"
             )
         if spec.disk_bytes is not None and not ground.storage.enforces_disk:
-            raise CapabilityError(
-                f"storage {ground.storage.name!r} cannot hold disk_bytes; use storage btrfs "
-                "(`apt-get install btrfs-progs`) or tmpfs"
-            )
+            raise disk_refusal(ground.storage)
         if not spec.network.empty and ground.no_egress is not None:
             raise CapabilityError(ground.no_egress)
         if not image.layers:

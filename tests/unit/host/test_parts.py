@@ -18,7 +18,7 @@ from coldframe.host.pipes import STATUS_KEPT_BYTES, CommandPipes, StatusStream, 
 from coldframe.host.pool import BtrfsStorage
 from coldframe.host.spools import first_kept, read_spool, window_ends
 from coldframe.host.storage import open_storage
-from coldframe.protocol.errors import InvalidRequestError, StorageFullError
+from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StorageFullError
 from tests.fixtures.runtime import require_root
 
 MIB = 1 << 20
@@ -324,6 +324,10 @@ def test_storage_auto_says_why_it_took_less(
 
     assert (storage.name, storage.enforces_disk) == ("directory", False)
     assert "btrfs-progs" in storage.fallback_from
+    with pytest.raises(CapabilityError) as refused:
+        storage.make("sandbox", 1 << 20)
+    assert storage.fallback_from in str(refused.value)  # what keeps btrfs from working here
+    assert "COLDFRAME_STORAGE=tmpfs" in str(refused.value)
     storage.close()
 
 
