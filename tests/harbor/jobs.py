@@ -48,6 +48,7 @@ def run_job(
     agent: dict[str, Any],
     concurrency: int = CONCURRENCY,
     attempts: int = 1,
+    verifier: str | None = None,
     **kwargs: Any,
 ) -> dict[str, Trial]:
     """Run a Harbor job on our environment; return the trials by task directory and number."""
@@ -60,6 +61,7 @@ def run_job(
         quiet=True,
         environment={"import_path": IMPORT_PATH, "kwargs": kwargs},
         agents=[agent],
+        **({} if verifier is None else {"verifier": {"import_path": verifier}}),
         datasets=[{"path": tasks}],
     )
 

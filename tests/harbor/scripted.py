@@ -11,6 +11,8 @@ from typing import Any
 
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
+from harbor.models.verifier.result import VerifierResult
+from harbor.verifier.verifier import Verifier
 
 MIB = 1 << 20
 
@@ -132,3 +134,14 @@ class Kills(_Agent):
         if Kills.begun == int(os.environ["COLDFRAME_TEST_KILL_AT"]):
             os.kill(os.getpid(), signal.SIGKILL)
         await environment.exec("sleep 600 & sleep 600")
+
+
+class OwnVerifier(Verifier):
+    """Grades by commands of its own, as a judge does."""
+
+    async def verify(self) -> VerifierResult:
+        """Look at the tests from a command that is not Harbor's."""
+        await self.environment.upload_dir(self.task.paths.tests_dir, "/tests")
+        await self.environment.exec("bash /tests/test.sh", user="nobody")
+        await self.environment.download_dir("/logs/verifier", self.trial_paths.verifier_dir)
+        return VerifierResult(rewards=self._parse_reward_text())

@@ -213,6 +213,21 @@ def test_refused_tasks_leave_their_siblings_alone(
     assert "sk_lookup" in trials["public"].result.exception_info.exception_message
 
 
+def test_verifier_of_another_kind_finds_its_tests_and_emptied_places(tmp_path: Path) -> None:
+    """A judge runs commands of its own: it is on its own, but not on what an agent planted."""
+    test = "[ -e /logs/verifier/planted ] || echo 0.5 > /logs/verifier/reward.txt"
+    trap = Trap("mkdir -p /logs/verifier; touch /logs/verifier/planted", test, 0.5)
+    trap.write(tmp_path / "tasks", "one")
+    (trial,) = run_job(
+        tmp_path / "tasks",
+        tmp_path / "jobs",
+        agent={"name": "oracle"},
+        verifier="tests.harbor.scripted:OwnVerifier",
+    ).values()
+
+    assert trial.outcome == 0.5
+
+
 def test_policy_changes_with_the_phase(tmp_path: Path) -> None:
     """What the agent may reach, its verifier may not, and the other way round."""
     probe = "exec 3<>/dev/tcp/127.0.0.53/3128"

@@ -25,7 +25,7 @@ from coldframe.client import AsyncSandbox
 from coldframe.harnesses.scripts import shell_of
 from coldframe.integrations.harbor import declared, results, transfers
 from coldframe.integrations.harbor.failures import as_harbors
-from coldframe.integrations.harbor.grading import RUN_TESTS, Grading
+from coldframe.integrations.harbor.grading import MAKE_RUNNABLE, RUN_TESTS, Grading
 from coldframe.integrations.harbor.life import Life
 from coldframe.integrations.harbor.nodes import NodeChoice, Place, place
 from coldframe.integrations.harbor.transfers import LeftOut, keep_all
@@ -269,6 +269,10 @@ class ColdframeEnvironment(BaseEnvironment):
         who, merged = self._resolve_user(user), self._merge_env(env)
         if command == RUN_TESTS and cwd is None:
             return await self._grade(who, merged or {})
+        if self._grading.waiting:
+            if command == MAKE_RUNNABLE:
+                return ExecResult(stdout="", stderr="", return_code=0)
+            await self._grading.put(self.sandbox)
         operation = new_operation_id()
         self._running.add(operation)
         try:
@@ -316,6 +320,7 @@ class ColdframeEnvironment(BaseEnvironment):
     async def empty_dirs(self, dirs: Sequence[str | PurePath], *, chmod: bool = True) -> Any:
         """Empty directories, made if they are missing; a guarded one is given back first."""
         if any(str(one) == VERIFIER_LOGS for one in dirs):
+            self._grading.forget()
             await self.sandbox.unguard()
         return await super().empty_dirs(dirs, chmod=chmod)
 

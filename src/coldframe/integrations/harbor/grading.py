@@ -44,6 +44,8 @@ RUN_TESTS = str(
     build_execution_command(f"{TESTS}/test.sh", stdout_path=f"{VERIFIER_LOGS}/test-stdout.txt")
 )
 """What Harbor's verifier runs."""
+MAKE_RUNNABLE = f"chmod +x {TESTS}/test.sh"
+"""What it runs before that. Our own way of bringing tests makes them so."""
 _RUN_AND_COPY = f"""\
 {RUN_TESTS}
 code=$?
@@ -77,6 +79,8 @@ class Grading:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._tests: Path | None = None
+        self._waiting = False
+        """Whether they are nowhere in the sandbox yet."""
         self._deferred: ColdframeError | None = None
         self._verdicts = 0
         self._verdict: tuple[str, bytes] | None = None
@@ -89,6 +93,11 @@ class Grading:
         return self._verdicts > 0
 
     @property
+    def waiting(self) -> bool:
+        """Whether there are tests that were not put into the sandbox yet."""
+        return self._waiting
+
+    @property
     def _last(self) -> bool:
         """Whether no step follows in this sandbox."""
         return self._verdicts >= self._terms.steps
@@ -98,8 +107,8 @@ class Grading:
     ) -> None:
         """Take the tests that Harbor uploads; the agent's time is over when the first come.
 
-        They are put where they belong too, for a verifier of another kind than Harbor's own. What
-        fails is raised by `run`: Harbor hides what an upload raises.
+        They are kept here until `run` brings them, so that nobody else in the sandbox ever reads
+        them. What fails is raised by `run`: Harbor hides what an upload raises.
 
         Args:
             running: operations that somebody of the agent's still waits for.
@@ -107,7 +116,7 @@ class Grading:
         try:
             await self._bring(sandbox, source, running)
         except ColdframeError as error:
-            logger.warning("the tests were not put in their place: %s", error)
+            logger.warning("the sandbox was not made ready for its tests: %s", error)
             self._deferred = error
 
     async def _bring(self, sandbox: AsyncSandbox, source: Path, running: Iterable[str]) -> None:
@@ -119,7 +128,14 @@ class Grading:
         await asyncio.to_thread(
             shutil.copytree, source, self._tests, symlinks=True, dirs_exist_ok=True
         )
-        await sandbox.files.upload_tree(source, TESTS, owner=ROOT)
+        self._waiting = True
+
+    async def put(self, sandbox: AsyncSandbox) -> None:
+        """Put tests that still wait where a verifier of another kind than Harbor's own looks."""
+        if self._tests is None or not self._waiting:
+            return
+        self._waiting = False
+        await sandbox.files.upload_tree(self._tests, TESTS, owner=ROOT)
         for path in places.PLACES:
             await sandbox.files.chmod(path, 0o777)
 
@@ -210,6 +226,6 @@ class Grading:
 
     def forget(self) -> None:
         """Drop the copy of the tests."""
-        tests, self._tests = self._tests, None
+        tests, self._tests, self._waiting = self._tests, None, False
         if tests is not None:
             shutil.rmtree(tests, ignore_errors=True)
