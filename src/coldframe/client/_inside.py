@@ -7,8 +7,10 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from coldframe.client._core import kill_quietly
+from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
+    MOST_CHANGES,
     DiskExtension,
     ExecRequest,
     ExecResult,
@@ -25,6 +27,7 @@ from coldframe.protocol.models import (
     Stream,
 )
 from coldframe.protocol.patching import Patched, apply_patch
+from coldframe.protocol.text import encoded
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,7 +66,12 @@ class SandboxCore:
         return await (await self._client.link()).fingerprint(self.id)
 
     async def changes(self, since: str | None, limit: int) -> FileChanges:
-        return await (await self._client.link()).changes(self.id, since, limit)
+        if limit < 1:
+            raise InvalidRequestError(f"limit {limit}: it is at least 1")
+        if since is not None:
+            encoded(since, "the mark")
+        link = await self._client.link()
+        return await link.changes(self.id, since, min(limit, MOST_CHANGES))
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         return await (await self._client.link()).processes(self.id)

@@ -266,7 +266,9 @@ class RemoteNode(RemoteExecs):
         return await self._get(Fingerprint, f"{sandbox_path(sandbox_id)}/fingerprint")
 
     async def changes(self, sandbox_id: str, since: str | None, limit: int, /) -> FileChanges:
-        query = f"limit={limit}" + ("" if since is None else f"&since={quote(since)}")
+        query = f"limit={limit}"
+        if since is not None:
+            query += f"&since={quote(since, errors='surrogateescape')}"
         return await self._get(FileChanges, f"{sandbox_path(sandbox_id)}/changes?{query}")
 
     async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]:

@@ -516,7 +516,7 @@ class Node:
         Raises as `SandboxHandle.changes`.
         """
         handle = self._find(id_or_name).require_readable()
-        return await handle.changes(since, min(limit, MOST_CHANGES), CHANGES_S)
+        return await handle.changes(since, limit, CHANGES_S)
 
     # --- the node ---------------------------------------------------------------------
 

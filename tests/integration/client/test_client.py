@@ -18,6 +18,7 @@ from coldframe import (
     AsyncSandboxClient,
     CapabilityError,
     ClientClosedError,
+    FileError,
     InvalidRequestError,
     Sandbox,
     SandboxClient,
@@ -109,6 +110,25 @@ def test_closed_client_refuses(tmp_path: Path) -> None:
         sandbox.exec("true")
     with pytest.raises(ClientClosedError):
         client.ledger()
+
+
+def test_changes_tell_what_became_of_files(sandbox: Sandbox) -> None:
+    """By whatever way the node is reached, with errors of ours for what cannot be asked."""
+    mark = sandbox.changes().mark
+    sandbox.exec("mkdir made; echo > made/one; echo > made/two")
+    found = sandbox.changes(mark, limit=2)
+    made = os.fsencode(sandbox.info.workdir.rstrip("/")) + b"/made"
+    assert [one.path for one in found.entries] == [made, made + b"/one"]
+    assert (found.created, found.left_out) == (3, 1)
+    assert sandbox.changes(mark, limit=100_000).created == 3
+    for limit in (0, -1):
+        with pytest.raises(InvalidRequestError, match="at least 1"):
+            sandbox.changes(limit=limit)
+    with pytest.raises(InvalidRequestError, match="not text that can be encoded"):
+        sandbox.changes("\ud83d")
+    for unknown in ("999", "../upper", "\udcff"):
+        with pytest.raises(FileError, match="is not kept"):
+            sandbox.changes(unknown)
 
 
 def test_fingerprint_tells_states_apart(sandbox: Sandbox) -> None:
