@@ -16,6 +16,7 @@ from coldframe.harnesses.base import ModelSettings
 from coldframe.inference.engine import EngineSettings
 from coldframe.inference.local import local_capture
 from coldframe.inference.proxy import ProxySettings
+from coldframe.integrations.harbor_trials import to_atif
 from coldframe.learning.captured import policy_of, trial_of
 from coldframe.learning.contracts import Batch as TrainingBatch
 from coldframe.learning.contracts import ContractError, PolicyRollout, training_sequences
@@ -102,6 +103,13 @@ async def test_rollout_through_the_proxy_is_the_engines_own_log_bit_for_bit(
     )
     assert turns == sampled
     assert len(turns) == 12
+    for key, trajectory in directory.results().items():
+        calls = read_calls(directory.calls(key))
+        atif = to_atif(trajectory, directory.blobs, str(key), calls)
+        told = [one["metrics"] for one in atif["steps"] if one["source"] == "agent"]
+        assert [
+            (tuple(one["prompt_token_ids"]), tuple(one["completion_token_ids"])) for one in told
+        ] == [(one.prompt_token_ids, one.call.completion_token_ids) for one in calls.turns]
     sequence = training_sequences(found[0])[0]
     assert sum(sequence.loss_mask) == sum(map(len, found[0].completion_token_ids))
     manifest = TrainingBatch(found).manifest
