@@ -174,22 +174,44 @@ async def test_slow_reader_does_not_lose_answers(native: Native) -> None:
         end.close()
 
 
+def _status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+async def _until_idle(native: Native, worker: int, processes: int) -> None:
+    """Return once so many processes are left in the sandbox, and the worker has dealt with it."""
+    seen = ""
+    async with asyncio.timeout(30):
+        while True:
+            status = _status(worker)
+            idle = "State:\tS" in status and status == seen
+            if idle and len(native.processes()) == processes:
+                return
+            seen = status
+            await asyncio.sleep(0.05)
+
+
 async def test_answer_that_found_no_room_while_it_waited_is_lost_alone(native: Native) -> None:
     """Every sandbox of the worker would be lost with its connection."""
     sandbox = await native.create()
     big = "head -c 400000 /dev/zero"
+    go, go_write = os.pipe()
     spooled = [
-        native.start(sandbox, "sh", "-c", f"{big}; sleep 1", inline_bytes=0) for _ in range(3)
+        native.start(sandbox, "sh", "-c", f"{big}; read x", inline_bytes=0, stdin=go)
+        for _ in range(3)
     ]
     full = [native.start(sandbox, "sh", "-c", big, inline_bytes=1 << 20) for _ in range(6)]
     loop = asyncio.get_running_loop()
     link = native.spawner._workers[0].link
     loop.remove_reader(_socket_of(native.spawner).fileno())
     (pid,) = native.spawner.pids
-    await asyncio.sleep(0.6)
+    await _until_idle(native, pid, processes=4)  # pid 1, and those that wait
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
-    await asyncio.sleep(1)
+    os.write(go_write, b"x\n" * 3)
+    await _until_idle(native, pid, processes=1)
+    os.close(go)
+    os.close(go_write)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     loop.add_reader(_socket_of(native.spawner).fileno(), link._readable)
 
