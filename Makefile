@@ -20,8 +20,9 @@ CONCURRENCY := 2
 # Most tests wait more than they compute. A file's tests stay together, in the order of collection.
 PYTEST_SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
+FUZZ_SECONDS := 300
 
-.PHONY: help setup demo test harbor harnesses lint format native-check bench clean distclean
+.PHONY: help setup demo test test-long harbor harnesses lint format fuzz native-check bench clean distclean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -34,6 +35,10 @@ demo: setup  ## The main job: tasks in; sandboxes, a harness, a verifier; trajec
 
 test: setup native-check  ## Every test
 	@$(BIN)/python -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+test-long:  ## Every test, those that take minutes too
+	@tools/setup --long
+	@$(MAKE) test PYTEST_ARGS=--long
 
 harbor:  ## The tests with the true Harbor, 0.18.0 and the newest (Python >= 3.12)
 	@tools/harbor-lane
@@ -52,6 +57,9 @@ lint: setup  ## Formats, lints, types, import walls, generated code, C warnings 
 format:  ## Format the Python sources
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+fuzz:  ## The native program's parser for FUZZ_SECONDS, by libFuzzer (installs clang)
+	@tools/fuzz $(FUZZ_SECONDS)
 
 native-check:  ## The native program's own tests, with sanitizers
 	$(MAKE) -C native test asan

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 
 from tests.guest.errors import GuestError
+from tests.guest.foreign import aarch64_parts
 from tests.guest.machine import GuestSettings, run_guest
 
 TESTS = (
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds of wall clock")
     parser.add_argument("--console", action="store_true", help="show the kernel's log at the end")
     parser.add_argument("--image", action="append", default=[], help="one more image to take in")
+    parser.add_argument("--aarch64", action="store_true", help="a machine of that architecture")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     settings = GuestSettings.from_environment()
@@ -38,7 +40,8 @@ def main() -> int:
         sys.stdout.buffer.flush()
 
     try:
-        result = run_guest(options.command or TESTS, settings, show)
+        fetch = aarch64_parts if options.aarch64 else None
+        result = run_guest(options.command or TESTS, settings, fetch, show)
     except GuestError as error:
         sys.stderr.write(f"{error}\n")
         return 125

@@ -7,18 +7,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coldframe.images.store import ImageStore
 from tests.fixtures.native import build_probe
 from tests.guest.errors import GuestError
+from tests.guest.parts import Parts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _SIZE_BYTES = 6 << 30  # sparse
 _COPIED = ("src", "tests", "examples", "benchmarks", "docs", "native", "pyproject.toml")
-_LEFT_OUT = {  # large, and of no use to a test that runs
+LEFT_OUT = {  # large, and of no use to a test that runs
     "mypy", "mypyc", "pip", "ruff", "grimp", "importlinter", "setuptools", "_distutils_hack",
     "schemathesis", "jsonschema_rs", "redis", "hypothesis", "graphql",
 }  # fmt: skip
@@ -27,7 +27,7 @@ _GUEST_PYTHONPATH = "/guest/site-packages:/guest/repository/src:/guest/repositor
 
 def make_disk(
     scratch: Path,
-    store: Path,
+    parts: Parts,
     images: Sequence[str],
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -35,7 +35,7 @@ def make_disk(
     """Make a disk below `scratch` that lets the guest run `command` on the first image's tree.
 
     Args:
-        scratch: an empty directory on the file system of `store`.
+        scratch: an empty directory on the file system of the parts' image store.
         store: root of the store that holds the images.
         images: names of those that the guest gets; its own root is the first of them.
 
@@ -47,8 +47,8 @@ def make_disk(
     for path in ("tmp", "root/upper", "root/work", "guest", "home"):
         (tree / path).mkdir(parents=True)
     (tree / "tmp").chmod(0o1777)
-    _lay_store(tree, store, images)
-    _lay_guest(tree / "guest", command, environment)
+    _lay_store(tree, parts.images, images)
+    _lay_guest(tree / "guest", parts, command, environment)
     with disk.open("wb") as file:
         file.truncate(_SIZE_BYTES)
     _make_file_system(disk, tree)
@@ -85,10 +85,12 @@ def _check_python(store: ImageStore, layers: Sequence[str]) -> None:
         raise GuestError(f"this runs on {ours}, which the guest's image does not have")
 
 
-def _lay_guest(target: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    shutil.copy2("/bin/busybox", target / "busybox")
+def _lay_guest(
+    target: Path, parts: Parts, command: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    shutil.copy2(parts.busybox, target / "busybox")
     shutil.copy2(Path(__file__).with_name("session.sh"), target)
-    build_probe(target / "probe")
+    build_probe(target / "probe", parts.architecture.compiler)
     variables = {
         "PYTHONPATH": _GUEST_PYTHONPATH,
         "PYTHONUNBUFFERED": "1",
@@ -105,14 +107,15 @@ def _lay_guest(target: Path, command: Sequence[str], environment: Mapping[str, s
             shutil.copytree(source, repository / name, symlinks=True, ignore=_unwanted_files)
         elif source.exists():
             shutil.copy2(source, repository)
-    packages = Path(sysconfig.get_path("purelib"))
-    shutil.copytree(packages, target / "site-packages", ignore=_unwanted_packages)
+    if parts.program:
+        shutil.copy2(parts.program, repository / "src/coldframe/_native/coldframe-native")
+    shutil.copytree(parts.packages, target / "site-packages", ignore=_unwanted_packages)
     # In the guest every CPU second costs several; what can be compiled here is.
     compileall.compile_dir(repository, quiet=2)
 
 
 def _unwanted_packages(_path: str, names: list[str]) -> list[str]:
-    return [name for name in names if name in _LEFT_OUT or "__mypyc" in name]
+    return [name for name in names if name in LEFT_OUT or "__mypyc" in name]
 
 
 def _unwanted_files(_path: str, names: list[str]) -> list[str]:

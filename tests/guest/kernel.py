@@ -17,7 +17,7 @@ from tests.guest.errors import GuestError
 _META_PACKAGE = "linux-image-cloud-amd64"
 _MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "overlay", "loop", "btrfs")
 _INIT = Path(__file__).with_name("initramfs.sh")
-_BUSYBOX = Path("/bin/busybox")
+BUSYBOX = Path("/bin/busybox")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def fetch_kernel(cache: Path) -> Kernel:
     Raises:
         GuestError: apt knows no such package, or a download or unpacking failed.
     """
-    package, version = _candidate()
+    package, version = candidate()
     place = cache / f"kernel-{version}"
     if not place.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def fetch_kernel(cache: Path) -> Kernel:
             except OSError:
                 if not place.is_dir():  # else another process was faster
                     raise
-    return Kernel(version, place / "vmlinuz", _build_initramfs(place))
+    return Kernel(version, place / "vmlinuz", build_initramfs(place, BUSYBOX))
 
 
 def load_order(modules: Path, wanted: Sequence[str]) -> list[Path]:
@@ -76,8 +76,9 @@ def load_order(modules: Path, wanted: Sequence[str]) -> list[Path]:
     return order
 
 
-def _candidate() -> tuple[str, str]:
-    shown = _run("apt-cache", "show", "--no-all-versions", _META_PACKAGE)
+def candidate() -> tuple[str, str]:
+    """Return package and version of the kernel that apt would install."""
+    shown = run_tool("apt-cache", "show", "--no-all-versions", _META_PACKAGE)
     found = re.search(r"^Depends: (linux-image-\S+) \(= (\S+)\)", shown, re.MULTILINE)
     if found is None:
         raise GuestError(f"apt knows no kernel behind {_META_PACKAGE}; run: apt-get update")
@@ -85,7 +86,7 @@ def _candidate() -> tuple[str, str]:
 
 
 def _unpack(package: str, version: str, scratch: Path) -> Path:
-    _run(
+    run_tool(
         "apt-get",
         "--option=APT::Sandbox::User=root",
         "download",
@@ -94,7 +95,7 @@ def _unpack(package: str, version: str, scratch: Path) -> Path:
     )
     (archive,) = scratch.glob("*.deb")
     tree, made = scratch / "tree", scratch / "made"
-    _run("dpkg-deb", "--extract", str(archive), str(tree))
+    run_tool("dpkg-deb", "--extract", str(archive), str(tree))
     made.mkdir()
     (image,) = (tree / "boot").glob("vmlinuz-*")
     image.rename(made / "vmlinuz")
@@ -104,14 +105,15 @@ def _unpack(package: str, version: str, scratch: Path) -> Path:
     return made
 
 
-def _build_initramfs(place: Path) -> Path:
-    if not _BUSYBOX.exists():
-        raise GuestError(f"{_BUSYBOX} is missing; run: apt-get install busybox-static")
+def build_initramfs(place: Path, busybox: Path) -> Path:
+    """Return an initramfs with the modules below `place`, made anew."""
+    if not busybox.exists():
+        raise GuestError(f"{busybox} is missing; run: apt-get install busybox-static")
     order = load_order(place / "modules", _MODULES)
     archive = _Cpio()
     for directory in ("bin", "modules"):
         archive.add(directory, 0o040755)
-    archive.add("bin/busybox", 0o100755, _BUSYBOX.read_bytes())
+    archive.add("bin/busybox", 0o100755, busybox.read_bytes())
     archive.add("init", 0o100755, _INIT.read_bytes())
     for number, path in enumerate(order):
         archive.add(f"modules/{number:02}.ko", 0o100644, _module_bytes(path))
@@ -161,7 +163,12 @@ def _dependencies(module: bytes) -> list[str]:
     return [name.replace("-", "_") for name in names if name]
 
 
-def _run(*argv: str, cwd: Path | None = None) -> str:
+def run_tool(*argv: str, cwd: Path | None = None) -> str:
+    """Run a program of the host's and return what it printed.
+
+    Raises:
+        GuestError: it is missing, or failed.
+    """
     if shutil.which(argv[0]) is None:
         raise GuestError(f"{argv[0]} is missing; the guest needs a Debian host")
     done = subprocess.run(

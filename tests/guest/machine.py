@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.guest.disk import make_disk
 from tests.guest.errors import GuestError
-from tests.guest.kernel import Kernel, fetch_kernel
+from tests.guest.parts import Parts, own_parts
 
-_QEMU = "qemu-system-x86_64"
 _PROBE_DEADLINE_S = 20.0
-_CMDLINE = "console=ttyS0 quiet panic=-1 reboot=t mitigations=off"
+_CMDLINE = "quiet panic=-1 reboot=t mitigations=off"
 _TAIL_BYTES = 4000
 
 
@@ -40,9 +40,9 @@ class GuestSettings:
     """Added to the command's."""
 
     @classmethod
-    def from_environment(cls) -> GuestSettings:
+    def from_environment(cls, **changes: Any) -> GuestSettings:
         """Read COLDFRAME_HOME."""
-        return cls(Path(os.environ.get("COLDFRAME_HOME", "/var/lib/coldframe")))
+        return cls(Path(os.environ.get("COLDFRAME_HOME", "/var/lib/coldframe")), **changes)
 
     @property
     def cache(self) -> Path:
@@ -66,6 +66,7 @@ class GuestResult:
 def run_guest(
     command: Sequence[str],
     settings: GuestSettings,
+    fetch: Callable[[Path], Parts] | None = None,
     on_output: Callable[[bytes], object] = lambda _: None,
 ) -> GuestResult:
     """Run a command on a fresh machine with pure cgroup v2, as root, in a copy of the repository.
@@ -73,6 +74,7 @@ def run_guest(
     One guest runs at a time; others wait for it.
 
     Args:
+        fetch: gives the guest's parts, which it may keep in a directory; by default our own.
         on_output: gets what the command writes, as it comes.
 
     Raises:
@@ -81,15 +83,16 @@ def run_guest(
         ImageNotFoundError: the image is not in the store.
     """
     began = time.monotonic()
-    if shutil.which(_QEMU) is None:
-        raise GuestError(f"{_QEMU} is missing; run: apt-get install qemu-system-x86")
     with _workspace(settings.cache) as scratch:
-        kernel = fetch_kernel(settings.cache)
-        accelerator = _accelerator(kernel, settings)
-        disk = make_disk(
-            scratch, settings.home / "images", settings.images, command, settings.environment
-        )
-        machine = _Machine(scratch, kernel, accelerator, settings)
+        parts = fetch(settings.cache) if fetch else own_parts(settings.home, settings.cache)
+        qemu = parts.architecture.qemu
+        if shutil.which(qemu) is None:
+            raise GuestError(
+                f"{qemu} is missing; run: apt-get install {parts.architecture.package}"
+            )
+        accelerator = _accelerator(parts, settings)
+        disk = make_disk(scratch, parts, settings.images, command, settings.environment)
+        machine = _Machine(scratch, parts, accelerator, settings)
         booted = time.monotonic()
         output, in_time = machine.run(settings.deadline_s, on_output, disk)
         ended = time.monotonic()
@@ -104,7 +107,7 @@ def run_guest(
             output=output,
             console=machine.console,
             accelerator=accelerator,
-            kernel=kernel.version,
+            kernel=parts.kernel.version,
             prepare_s=booted - began,
             run_s=ended - booted,
         )
@@ -114,9 +117,9 @@ class _Machine:
     """One start of QEMU, with its console and the command's exit code in files of `scratch`."""
 
     def __init__(
-        self, scratch: Path, kernel: Kernel, accelerator: str, settings: GuestSettings
+        self, scratch: Path, parts: Parts, accelerator: str, settings: GuestSettings
     ) -> None:
-        self._kernel, self._accelerator, self._settings = kernel, accelerator, settings
+        self._parts, self._accelerator, self._settings = parts, accelerator, settings
         self._console, self._status = scratch / "console", scratch / "status"
 
     @property
@@ -162,19 +165,16 @@ class _Machine:
             process.stdout.close()
         return bytes(output), not late.is_set()
 
-    @property
-    def _cpu(self) -> str:
-        """A processor without what only costs where it is emulated: a fifth of the time."""
-        return "max" if self._accelerator == "kvm" else "Nehalem"
-
     def _argv(self, disk: Path | None) -> list[str]:
-        append = _CMDLINE if disk else f"{_CMDLINE} coldframe.probe"
+        made, kernel = self._parts.architecture, self._parts.kernel
+        append = f"console={made.console} {_CMDLINE}{'' if disk else ' coldframe.probe'}"
+        cpu = "max" if self._accelerator == "kvm" else made.cpu
         argv = [
             "setpriv", "--pdeathsig", "KILL", "--",
-            _QEMU, "-M", "q35", "-cpu", self._cpu, "-accel", self._accelerator,
+            made.qemu, "-M", made.machine, "-cpu", cpu, "-accel", self._accelerator,
             "-m", str(self._settings.memory_mib), "-smp", str(self._settings.cpus),
             "-nodefaults", "-no-user-config", "-display", "none", "-nic", "none", "-no-reboot",
-            "-kernel", str(self._kernel.image), "-initrd", str(self._kernel.initramfs),
+            "-kernel", str(kernel.image), "-initrd", str(kernel.initramfs),
             "-append", append, "-serial", f"file:{self._console}",
         ]  # fmt: skip
         if disk is None:
@@ -202,15 +202,18 @@ def _workspace(cache: Path) -> Iterator[Path]:
             yield Path(scratch)
 
 
-def _accelerator(kernel: Kernel, settings: GuestSettings) -> str:
+def _accelerator(parts: Parts, settings: GuestSettings) -> str:
     """Return kvm only if a guest has booted on it: the device may open and still not serve."""
-    known = settings.cache / f"accelerator-{platform.release()}-{kernel.version}"
+    tcg = "tcg,thread=multi"
+    if parts.is_foreign:
+        return tcg
+    known = settings.cache / f"accelerator-{platform.release()}-{parts.kernel.version}"
     if known.exists():
         return known.read_text()
-    found = "tcg,thread=multi"
+    found = tcg
     if Path("/dev/kvm").exists():
         with tempfile.TemporaryDirectory(dir=settings.cache, prefix="scratch-") as scratch:
-            machine = _Machine(Path(scratch), kernel, "kvm", settings)
+            machine = _Machine(Path(scratch), parts, "kvm", settings)
             machine.run(_PROBE_DEADLINE_S)
             if b"coldframe: alive" in machine.console:
                 found = "kvm"
