@@ -223,12 +223,9 @@ def _versions(attempt: Attempt) -> Versions:
 
 def _unknown(attempt: Attempt) -> dict[str, str]:
     """Return every field of the design's list that this record does not know, and why."""
-    unknown = {
-        "steps[].usage.prompt_token_ids": "the chat API gives no token ids",
-        **attempt.recorder.unknown,
-        **attempt.phases.unknown,
-        **attempt.unknown,
-    }
+    unknown = {**attempt.recorder.unknown, **attempt.phases.unknown, **attempt.unknown}
+    if attempt.settings.model is not None and attempt.settings.endpoint is None:
+        unknown["token_ids"] = "not captured; `coldframe rollout run --capture tokens` does it"
     identity = _identity(attempt)
     for name, value, why in (
         ("identity.task.repository_commit", identity.task.repository_commit, "no repository"),

@@ -89,6 +89,7 @@ async def test_rollout_through_the_proxy_is_the_engines_own_log_bit_for_bit(
         )
     found = rollouts(directory)
 
+    assert all("token_ids" not in one.unknown for one in directory.results().values())
     assert [one.reward for one in found] == [1.0] * 4
     assert {one.trial_name for one in found} == {f"{t}.{n}.0" for t in ("one", "two") for n in "01"}
     sampled = sorted(

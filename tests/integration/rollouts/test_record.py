@@ -228,7 +228,7 @@ async def test_trajectory_holds_every_field_of_the_designs_list(
     assert trajectory.reward_schema_version == "coldframe.reward/1"
     assert trajectory.termination is Termination.FINISHED
     assert trajectory.final_state and trajectory.file_diff and trajectory.file_diff.changed
-    assert set(trajectory.unknown) == {"steps[].usage.prompt_token_ids"}
+    assert set(trajectory.unknown) == {"token_ids"}
 
 
 def _holds_an_exec(step: Step, blobs: BlobStore) -> None:
