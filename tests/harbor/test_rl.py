@@ -17,6 +17,7 @@ from coldframe.integrations.harbor_rl import (
     PolicyIdentity,
     RLTask,
 )
+from coldframe.integrations.harbor_rl import runner as job_runner
 from coldframe.integrations.harbor_rl.adapter import BIG_JOB
 from coldframe.learning.contracts import MULTI_STEP_FINAL, MULTI_STEP_MEAN, Batch, Topology
 from tests.harbor.doubles import COMPLETIONS, LOGPROBS, PROMPTS
@@ -176,9 +177,11 @@ def test_retries_are_reported_and_no_samples(tmp_path: Path) -> None:
     ],
 )
 def test_job_is_stopped_at_a_cap_with_what_it_has(
-    tmp_path: Path, caps: Caps, scenario: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps: Caps, scenario: str, words: str
 ) -> None:
     """The trials that ended are kept, those that did not are counted as missing."""
+    # On a quiet machine the whole job takes less than the second between two looks.
+    monkeypatch.setattr(job_runner, "WATCH_S", 0.01)
     runner = adapter(tmp_path, caps=caps, scenarios={"one": scenario})
     attempts = BIG_JOB - 1  # a bigger one is preceded by a job that may reach the cap itself
 
