@@ -11,6 +11,8 @@
 
 #define KILL_ROUNDS 64u
 #define REACHED_MAX 4096u
+/* PF_EXITING: set before anything of a process goes. */
+#define EXITING 0x4u
 
 /* The last number of a line such as "NSpid:\t4021\t7". */
 static pid_t last_number(const char *status, const char *key)
@@ -80,6 +82,29 @@ int process_read(const struct exec *exec, pid_t host_pid, struct process *proces
 	if (dir < 0 || read_file_at(dir, "status", text, sizeof(text)) < 0)
 		return -ESRCH;
 	return exec && !belongs(exec, dir) ? -ESRCH : parse_status(text, process);
+}
+
+/* "PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS ...", and NAME may have any character. */
+static uint64_t flags_of(pid_t host_pid)
+{
+	auto_close int dir = open_process(host_pid);
+	uint64_t flags = 0;
+	char text[4096];
+	const char *at;
+
+	if (dir < 0 || read_file_at(dir, "stat", text, sizeof(text)) < 0)
+		return 0;
+	at = strrchr(text, ')');
+	for (int i = 0; at && i < 7; i++)
+		at = strchr(at + 1, ' ');
+	if (at)
+		parse_number(at + 1, &flags);
+	return flags;
+}
+
+bool sandbox_ends(const struct sandbox *sandbox)
+{
+	return sandbox->state >= SANDBOX_DYING || flags_of(sandbox->pid) & EXITING;
 }
 
 void build_process(struct builder *b, uint16_t tag, const struct process *process,

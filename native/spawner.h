@@ -572,6 +572,8 @@ struct process {
 };
 /* -ESRCH for what is not, or not any more, of this exec; NULL: whoever has the pid. */
 int process_read(const struct exec *exec, pid_t host_pid, struct process *process);
+/* Whether pid 1 exits, or has: the first to know, and at a price. */
+bool sandbox_ends(const struct sandbox *sandbox);
 /* A field of numbers and the name. */
 void build_process(struct builder *b, uint16_t tag, const struct process *process,
 		   const uint64_t *numbers, size_t count);

@@ -146,6 +146,18 @@ static int prepare(struct exec *exec, const struct exec_spec *spec, struct ends 
 	return fill_slots(spec, ends);
 }
 
+/*
+ * Any step fails with anything once pid 1 exits, as that takes the sandbox's namespaces, its mounts
+ * and its processes along, and the helpers of a launch; and long before we are told.
+ */
+static void not_started(struct exec *exec, int error, const char *stage)
+{
+	if (sandbox_ends(exec->sandbox))
+		exec_failed(exec, ESRCH, "sandbox", "it is gone");
+	else
+		exec_failed(exec, -error, stage, "");
+}
+
 static void begin(struct exec *exec)
 {
 	const struct exec_spec *spec = launch_spec(exec->launch);
@@ -172,7 +184,7 @@ static void begin(struct exec *exec)
 		exec_launched(exec);
 	} else if (error) {
 		exec_unlaunch(exec);
-		exec_failed(exec, -error, stage, "");
+		not_started(exec, error, stage);
 	}
 }
 
@@ -212,10 +224,8 @@ void exec_launched(struct exec *exec)
 	sandbox->launches--;
 	if (pid >= 0)
 		exec_started(exec, pid, tell);
-	else if (sandbox->state >= SANDBOX_DYING)
-		exec_failed(exec, ESRCH, "sandbox", "it is gone"); /* and took the helpers along */
 	else
-		exec_failed(exec, -pid, stage, "");
+		not_started(exec, pid, stage);
 	next_turns(sandbox);
 }
 
@@ -300,7 +310,7 @@ int exec_start(struct request *r, const struct exec_spec *spec)
 		link_last(&sandbox->queue, &exec->queued);
 	} else {
 		exec_unlaunch(exec);
-		exec_failed(exec, -error, "descriptors", "");
+		not_started(exec, error, "descriptors");
 	}
 	return 0;
 }

@@ -236,11 +236,7 @@ def _by_errno(fault: SpawnerFault, otherwise: type[ColdframeError]) -> type[Cold
         return CapacityError
     if fault.errno in {errno.ENOSYS, errno.EOPNOTSUPP}:
         return CapabilityError
-    # It has no right to take its /dev/pts away itself: that goes with its other mounts.
-    unmounted = fault.stage == "terminal" and fault.errno == errno.ENOENT
-    if fault.stage == "sandbox" or fault.errno == errno.ESRCH or unmounted:
-        return SandboxGoneError
-    return otherwise
+    return SandboxGoneError if fault.stage == "sandbox" else otherwise
 
 
 def _program_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:

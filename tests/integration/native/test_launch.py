@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 from coldframe.host.spawner import Created, ExecEnd, Execution, SpawnerFault
 from coldframe.host.wire import Reason, Scope
-from tests.fixtures.native import Native, running
+from tests.fixtures.native import Native, process_state, running, stopped_worker
+from tests.fixtures.waiting import wait_until
 
 SPINNERS = "i=0; while [ $i -lt {} ]; do (while :; do :; done) & i=$((i+1)); done; echo up; wait"
 
@@ -112,8 +117,51 @@ async def test_destroy_ends_launches_under_way_and_those_in_line(native: Native)
             assert end.reason in (Reason.SANDBOX_GONE, Reason.EXIT)
         else:
             assert isinstance(end, SpawnerFault)
-            assert end.errno in (errno.ESRCH, errno.EIO, errno.ENOMEM, errno.ECHILD)
+            assert (end.stage, end.errno) == ("sandbox", errno.ESRCH)
     assert (await native.run(other, "echo", "ok")).stdout.data == b"ok\n"
+
+
+@contextlib.contextmanager
+def _held_at_its_exit(native: Native, pid: int) -> Iterator[None]:
+    """Have a process stop when it exits: until then its pid 1, which waits for it, exits too."""
+    probe = native.home / "layers/base/root/bin/probe"
+    tracer = subprocess.Popen([probe, "hold", str(pid)], stdout=subprocess.PIPE)
+    try:
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == b"attached\n"
+        yield
+    finally:
+        tracer.kill()
+        tracer.communicate()
+
+
+@pytest.mark.parametrize("pty", [None, (24, 80)], ids=["pipes", "terminal"])
+@pytest.mark.parametrize("dead", [False, True], ids=["exiting", "dead"])
+async def test_command_for_a_sandbox_whose_end_nobody_was_told_of_is_refused_as_gone(
+    native: Native, dead: bool, pty: tuple[int, int] | None
+) -> None:
+    """Each step of a launch fails in its own way then: none of them tells what is the matter."""
+    sandbox = await native.create()
+    running = native.start(sandbox, "sleep", "1000", want_started=True)
+    assert running.started is not None
+    last = (await running.started).host_pid
+
+    with contextlib.ExitStack() as stack:
+        if not dead:
+            stack.enter_context(_held_at_its_exit(native, last))
+        with stopped_worker(native):
+            # First of what the worker finds, so that it does not know of the end yet.
+            refused = native.start(sandbox, "true", pty=pty)
+            os.kill(sandbox.pid, signal.SIGKILL)
+            if dead:
+                wait_until(lambda: process_state(sandbox.pid) == "Z")
+            else:
+                wait_until(lambda: process_state(last) == "t")
+        with pytest.raises(SpawnerFault) as caught:
+            await refused.ended
+
+    assert (caught.value.stage, caught.value.errno) == ("sandbox", errno.ESRCH)
+    assert (await running.ended).reason is Reason.SANDBOX_GONE
 
 
 async def test_start_of_a_command_that_goes_with_its_sandbox_is_told(native: Native) -> None:

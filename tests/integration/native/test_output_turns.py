@@ -8,37 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from coldframe.host.spawner import Execution, Started
 from coldframe.host.wire import Reason
-from tests.fixtures.native import Created, Native
+from tests.fixtures.native import Created, Native, process_state, stopped_worker
 
 PIPE_BYTES = 65536
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def _exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-@contextlib.contextmanager
-def _stopped_worker(native: Native) -> Iterator[None]:
-    (worker,) = native.spawner.pids
-    os.kill(worker, signal.SIGSTOP)
-    # Until it has stopped it may still take what comes, and then finds only the rest in one turn.
-    while _state(worker) != "T":
-        time.sleep(0.001)
-    try:
-        yield
-    finally:
-        os.kill(worker, signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +65,7 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
         for future in watched:
             future.add_done_callback(lambda _: order.append("output"))
         await native.spawner.stat()
-        with _stopped_worker(native):
+        with stopped_worker(native):
             os.write(go_write, b"x\n" * len(flooders))
             await _read(wrote, 2 * len(flooders))
             # Asked as directly as the others, so that all are done in the order of their answers.
@@ -98,7 +80,7 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
 async def _until_reported(sandbox: Created, *pids: int) -> None:
     """Return once pid 1 has reaped these and reported it; the worker need not answer for this."""
     async with asyncio.timeout(20):
-        while any(map(_exists, pids)) or _state(sandbox.pid) != "S":  # noqa: ASYNC110
+        while any(map(_exists, pids)) or process_state(sandbox.pid) != "S":  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -119,7 +101,7 @@ async def test_request_is_answered_between_reports_of_a_sandboxes_dead(native: N
         for future in ended:
             future.add_done_callback(lambda _: order.append("end"))
         await native.spawner.stat()
-        with _stopped_worker(native):
+        with stopped_worker(native):
             os.write(go_write, b"x\n" * len(started))
             await _until_reported(sandbox, *pids)
             asked = asyncio.ensure_future(native.spawner.processes(sandbox.sandbox_id))
@@ -148,7 +130,7 @@ async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native
                 future.add_done_callback(lambda _, name=name: order.append(name))
                 watched.append(future)
             await native.spawner.stat()
-            with _stopped_worker(native):
+            with stopped_worker(native):
                 os.write(go_write, b"x\n" * len(flooders))
                 await _read(wrote, 2 * len(flooders))
                 os.write(later_write, b"x\n")
@@ -174,7 +156,7 @@ async def test_end_takes_what_was_written_until_then_and_no_more(native: Native)
         )
         assert execution.started is not None
         started: Started = await execution.started
-        with _stopped_worker(native):
+        with stopped_worker(native):
             os.write(go_write, b"x\n")
             await _read(wrote, 2)
             os.write(stop, b"x\n")
