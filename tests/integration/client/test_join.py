@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +67,15 @@ sys.exit(any(os.wait()[1] for _ in range({WORKERS})))
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home of the fake runtime, whose node has gone by the end of the test."""
-    home = tmp_path / "home"
+    # Whichever pytest starts next closes the directories of all of them to other users.
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield from _home_at(Path(directory) / "home", monkeypatch)
+
+
+def _home_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("COLDFRAME_HOME", str(home))
     monkeypatch.setenv("COLDFRAME_RUNTIME", "fake")
     monkeypatch.setenv("COLDFRAME_IDLE_EXIT_S", str(IDLE_S))
@@ -355,11 +362,8 @@ except ColdframeError as error:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("served", [True, False])
-def test_user_without_rights_is_told_so(home: Path, tmp_path: Path, served: bool) -> None:
+def test_user_without_rights_is_told_so(home: Path, served: bool) -> None:
     """Neither a node of root nor a home of root's is theirs."""
-    for directory in (tmp_path, *tmp_path.parents[:3]):
-        if str(directory).startswith("/tmp/pytest"):
-            directory.chmod(0o755)
     home.mkdir(exist_ok=True)
     with SandboxClient() if served else contextlib.nullcontext() as client:
         if client is not None:
