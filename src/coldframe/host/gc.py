@@ -115,8 +115,10 @@ def _reap_node(home: Path, node_id: str) -> list[str]:
     if pool.exists():
         pool.unlink(missing_ok=True)
         reaped.append(f"pool {pool}")
-    reaped += _reap_directory(state)
-    return reaped
+    if left := census.node_cgroups(node_id):
+        # By its directory the next call finds it.
+        return [*reaped, f"node {node_id} in part only: what is in cgroup {left[0]} does not end"]
+    return reaped + _reap_directory(state)
 
 
 def _reap_directory(state: Path) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 _WAIT_S = 10.0
@@ -39,24 +38,11 @@ def kill_cgroup(cgroup: Path) -> set[int]:
     if pids and killer.exists():
         with contextlib.suppress(OSError):
             killer.write_text("1")
-    with _pidfds(pids) as fds:
-        for fd in fds:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            return pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return pids
-
-
-@contextlib.contextmanager
-def _pidfds(pids: set[int]) -> Iterator[list[int]]:
-    fds: list[int] = []
-    try:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                fds.append(os.pidfd_open(pid))
-        yield fds
-    finally:
-        for fd in fds:
-            os.close(fd)
 
 
 def reap_cgroups(cgroups: Sequence[Path], wait_s: float = _WAIT_S) -> list[str]:
@@ -68,36 +54,28 @@ def reap_cgroups(cgroups: Sequence[Path], wait_s: float = _WAIT_S) -> list[str]:
     reaped = []
     deadline = time.monotonic() + wait_s
     for cgroup in cgroups:
-        if not cgroup.is_dir():
-            continue
-        killed = _kill_until_empty(cgroup, deadline)
+        killed, removed = _reap(cgroup, deadline)
         reaped += [f"process {pid} in cgroup {cgroup}" for pid in sorted(killed)]
-        reaped += [f"cgroup {path}" for path in subtree(cgroup) if _remove(path, deadline)]
+        reaped += [f"cgroup {path}" for path in removed]
     return reaped
 
 
-def _kill_until_empty(cgroup: Path, deadline: float) -> set[int]:
+def _reap(cgroup: Path, deadline: float) -> tuple[set[int], list[Path]]:
+    """Again and again: a worker that ends as well may have made another one just before."""
     killed: set[int] = set()
-    while pids := kill_cgroup(cgroup):
-        killed |= pids
-        if time.monotonic() > deadline:
-            break
-        with _pidfds(pids) as fds:
-            for fd in fds:
-                select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-    return killed
-
-
-def _remove(cgroup: Path, deadline: float) -> bool:
-    """Remove one cgroup; right after its last process ended the kernel may still be busy."""
+    removed: list[Path] = []
     while True:
-        try:
-            cgroup.rmdir()
-        except FileNotFoundError:
-            return False
-        except OSError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        else:
-            return True
+        killed |= kill_cgroup(cgroup)
+        removed += filter(_remove, subtree(cgroup))
+        if not cgroup.is_dir() or time.monotonic() > deadline:
+            return killed, removed
+        time.sleep(_POLL_S)
+
+
+def _remove(cgroup: Path) -> bool:
+    """Remove one cgroup, unless something in it still ends: the kernel takes its time."""
+    try:
+        cgroup.rmdir()
+    except OSError:
+        return False
+    return True

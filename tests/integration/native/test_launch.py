@@ -7,15 +7,20 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from coldframe.host.spawner import Created, ExecEnd, Execution, SpawnerFault
 from coldframe.host.wire import Reason, Scope
-from tests.fixtures.native import Native, process_state, running, stopped_worker
+from tests.fixtures.native import (
+    Native,
+    held_at_its_exit,
+    process_state,
+    running,
+    stopped_worker,
+)
 from tests.fixtures.waiting import wait_until
 
 SPINNERS = "i=0; while [ $i -lt {} ]; do (while :; do :; done) & i=$((i+1)); done; echo up; wait"
@@ -121,20 +126,6 @@ async def test_destroy_ends_launches_under_way_and_those_in_line(native: Native)
     assert (await native.run(other, "echo", "ok")).stdout.data == b"ok\n"
 
 
-@contextlib.contextmanager
-def _held_at_its_exit(native: Native, pid: int) -> Iterator[None]:
-    """Have a process stop when it exits: until then its pid 1, which waits for it, exits too."""
-    probe = native.home / "layers/base/root/bin/probe"
-    tracer = subprocess.Popen([probe, "hold", str(pid)], stdout=subprocess.PIPE)
-    try:
-        assert tracer.stdout is not None
-        assert tracer.stdout.readline() == b"attached\n"
-        yield
-    finally:
-        tracer.kill()
-        tracer.communicate()
-
-
 @pytest.mark.parametrize("pty", [None, (24, 80)], ids=["pipes", "terminal"])
 @pytest.mark.parametrize("dead", [False, True], ids=["exiting", "dead"])
 async def test_command_for_a_sandbox_whose_end_nobody_was_told_of_is_refused_as_gone(
@@ -148,7 +139,7 @@ async def test_command_for_a_sandbox_whose_end_nobody_was_told_of_is_refused_as_
 
     with contextlib.ExitStack() as stack:
         if not dead:
-            stack.enter_context(_held_at_its_exit(native, last))
+            stack.enter_context(held_at_its_exit(native.home, last))
         with stopped_worker(native):
             # First of what the worker finds, so that it does not know of the end yet.
             refused = native.start(sandbox, "true", pty=pty)

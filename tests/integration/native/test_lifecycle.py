@@ -9,14 +9,25 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from coldframe.host import gc
+from coldframe.host.reaping import reap_cgroups
 from coldframe.host.spawner import Created, SpawnerFault
 from coldframe.host.wire import GoneCause, Reason
 from coldframe.protocol.errors import SpawnerLostError
-from tests.fixtures.native import ID_BASE, Native, build_probe, running, whole
+from tests.fixtures.native import (
+    ID_BASE,
+    Native,
+    build_probe,
+    cgroup_bases,
+    held_at_its_exit,
+    running,
+    whole,
+)
 
 
 def _steps() -> list[str]:
@@ -445,6 +456,30 @@ async def test_many_sandboxes_at_once_each_run(native_home: Path) -> None:
         said = await asyncio.gather(*(one(number) for number in range(40)))
 
         assert said == [b"nonce %d\n" % number for number in range(40)]
+
+
+def test_gc_keeps_the_directory_of_a_node_while_something_of_it_does_not_end(
+    native_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that directory the next call finds it: without, its cgroups would stay for good."""
+    monkeypatch.setattr(gc, "reap_cgroups", partial(reap_cgroups, wait_s=0.1))
+    state = tmp_path / "nodes/gc0000"
+    (state / "spool").mkdir(parents=True)
+    bases = cgroup_bases(state.name).values()
+    with subprocess.Popen(["sleep", "1000"]) as last:
+        for base in bases:
+            (base / "sandbox").mkdir()
+            (base / "sandbox/cgroup.procs").write_text(str(last.pid))
+        with held_at_its_exit(native_home, last.pid):
+            reaped = gc.reap_dead_nodes(tmp_path)
+        held = state.is_dir()
+
+    reaped_later = gc.reap_dead_nodes(tmp_path)
+
+    assert held
+    assert any(line.startswith("node gc0000 in part only: what is in cgroup") for line in reaped)
+    assert f"directory {state}" in reaped_later
+    assert not any(base.exists() for base in bases)
 
 
 async def test_measure_tells_the_cost_of_a_process_on_the_host(native: Native) -> None:

@@ -41,6 +41,7 @@ from tests.fixtures.runtime import (
     require_root,
     run,
 )
+from tests.fixtures.waiting import wait_until
 
 MIB = 1 << 20
 STORAGES = ("btrfs", "directory", "tmpfs")
@@ -504,14 +505,14 @@ async def test_gc_after_kill_of_a_node_in_the_middle_of_execs_leaves_nothing(
         stdout=subprocess.PIPE,
     )
     assert child.stdout is not None
-    assert await asyncio.wait_for(child.stdout.readline(), 60) == b"ready\n"
+    assert await asyncio.wait_for(child.stdout.readline(), 300) == b"ready\n"
     assert reap_dead_nodes(tmp_path) == ()
 
     child.kill()
     await child.wait()
-    await asyncio.to_thread(reap_dead_nodes, tmp_path)
+    # What takes long to end, on a busy machine, is for the next call.
+    await asyncio.to_thread(wait_until, lambda: not reap_dead_nodes(tmp_path))
 
-    assert reap_dead_nodes(tmp_path) == ()
     assert list((tmp_path / "nodes").iterdir()) == []
     assert census.node_cgroups(node_id) == []
     scope = census.Scope(node_id, tmp_path / "nodes" / node_id)
