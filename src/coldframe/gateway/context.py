@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -226,24 +226,28 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: it has gone; nobody reads an answer.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    async with until_one_ends(work, _disconnect(request)) as (task, _):
         if not task.done():
             raise ClientDisconnect
-        return task.result()
+        result: T = task.result()
+        return result
+
+
+@contextlib.asynccontextmanager
+async def until_one_ends(
+    *works: Coroutine[Any, Any, Any],
+) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Run several at once and enter when the first has ended; the others end at the exit."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks
     finally:
-        await _ended(task, gone)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _ended(*tasks: Awaitable[Any]) -> None:
-    for task in tasks:
-        if isinstance(task, asyncio.Task):
-            task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

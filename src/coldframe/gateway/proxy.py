@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coldframe.gateway import failures
 from coldframe.gateway.audited import REFUSED
-from coldframe.gateway.context import Service
+from coldframe.gateway.context import Service, until_one_ends
 from coldframe.gateway.proxy_headers import Passage
 from coldframe.gateway.proxy_websocket import carry
 from coldframe.gateway.tickets import PREFIX, Ticket
@@ -116,16 +116,10 @@ class _Exchange:
                 scope, receive, send, InvalidRequestError(f"this cannot be passed on: {error}")
             )
             return
-        asking = asyncio.ensure_future(self._ask(receive))
-        answering = asyncio.ensure_future(self._pass_answer(scope, receive, send))
-        try:
-            await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+        answer = self._pass_answer(scope, receive, send)
+        async with until_one_ends(answer, self._ask(receive)) as (answering, _):
             if answering.done():
                 answering.result()
-        finally:
-            asking.cancel()
-            answering.cancel()
-            await asyncio.gather(asking, answering, return_exceptions=True)
 
     def _begin(self, scope: Scope) -> None:
         target = self._passage.target(scope["raw_path"], scope["query_string"])

@@ -15,6 +15,7 @@ from websockets.protocol import Event, State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from coldframe.gateway.context import until_one_ends
 from coldframe.gateway.proxy_headers import Headers, Passage
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -44,14 +45,8 @@ async def carry(
     cookies = [(b"set-cookie", value.encode()) for value in response.get_all("set-cookie")]
     headers = [one for one in passage.outward(cookies) if one[0] == b"set-cookie"]
     await send({"type": "websocket.accept", "subprotocol": inner.subprotocol, "headers": headers})
-    telling = asyncio.ensure_future(inner.tell(send))
-    hearing = asyncio.ensure_future(inner.hear(receive))
-    try:
-        await asyncio.wait({telling, hearing}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        telling.cancel()
-        hearing.cancel()
-        await asyncio.gather(telling, hearing, return_exceptions=True)
+    async with until_one_ends(inner.tell(send), inner.hear(receive)):
+        pass
 
 
 class _Inner:

@@ -22,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from coldframe.gateway import failures
 from coldframe.gateway.behalf import HEADER, told
+from coldframe.gateway.context import until_one_ends
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.meters import Meters
 from coldframe.gateway.tenants import Quotas
@@ -128,16 +129,12 @@ class Relay:
         self, scope: Scope, target: str, headers: Headers, receive: Receive, send: Send
     ) -> None:
         asked = _Asked(scope, receive)
-        passing = asyncio.ensure_future(self._pass(scope, asked, target, headers, send))
-        leaving = asyncio.ensure_future(asked.left())
+        answer = self._pass(scope, asked, target, headers, send)
         try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                passing.result()
+            async with until_one_ends(answer, asked.left()) as (passing, _):
+                if passing.done():
+                    passing.result()
         finally:
-            passing.cancel()
-            leaving.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
             if asked.content is not None:
                 await asked.content.aclose()
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from coldframe.gateway import failures
-from coldframe.gateway.context import OperationId, enter
+from coldframe.gateway.context import OperationId, enter, until_one_ends
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Signal
 from coldframe.gateway.tenants import Tenant
@@ -138,16 +138,9 @@ async def attach(
         await socket.send_denial_response(failures.answer(error))
         return
     await socket.accept()
-    telling = asyncio.ensure_future(
-        _tell(socket, tenant, operation_id, {"stdout": stdout, "stderr": stderr})
-    )
-    hearing = asyncio.ensure_future(_hear(socket, tenant, inner))
-    try:
-        await asyncio.wait({telling, hearing}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        telling.cancel()
-        hearing.cancel()
-        await asyncio.gather(telling, hearing, return_exceptions=True)
+    telling = _tell(socket, tenant, operation_id, {"stdout": stdout, "stderr": stderr})
+    async with until_one_ends(telling, _hear(socket, tenant, inner)):
+        pass
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client has closed it already
         await socket.close()
 
