@@ -22,7 +22,7 @@ from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRe
 
 if TYPE_CHECKING:
     from coldframe.gateway.served import Served
-    from coldframe.gateway.server import Guest
+    from coldframe.gateway.server import Guest, Listen
     from coldframe.gateway.settings import GatewaySettings
     from coldframe.gateway.store import Store
     from coldframe.node.settings import NodeSettings
@@ -85,20 +85,7 @@ def serve(
     requests come to their end, then ends every sandbox; a second one, and SIGUSR1, leave them to
     the next process. SIGHUP executes the program anew (coldframe node upgrade).
     """
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidRequestError("give --tls-cert and --tls-key, or neither")
-    tls = None
-    if tls_cert is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            tls.load_cert_chain(tls_cert, tls_key)
-        except OSError as error:
-            raise InvalidRequestError(
-                f"--tls-cert {tls_cert}, --tls-key {tls_key}: no usable pair of PEM files: {error}"
-            ) from error
-    told = logging.StreamHandler()
-    told.setFormatter(_Traces("%(asctime)s %(levelname)s %(trace)s%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[told])
+    tls = _tls(tls_cert, tls_key)
     if idle_exit is not None and not (math.isfinite(idle_exit) and idle_exit >= 1):
         raise InvalidRequestError(
             f"--idle-exit {idle_exit:g} is not a number of seconds of at least 1"
@@ -109,8 +96,33 @@ def serve(
         raise InvalidRequestError(f"--compat {compat!r}: orchard is the one that is known")
     if compat is not None and node is not None:
         raise InvalidRequestError("--compat serves a node of this process: not with --node")
+    _log_to_stderr()
     behind = Behind(node, node_key, store, compat is not None)
     return asyncio.run(_serve(unix and unix.absolute(), listen, tls, behind, idle_exit))
+
+
+def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if (cert is None) != (key is None):
+        raise InvalidRequestError("give --tls-cert and --tls-key, or neither")
+    if cert is None:
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(cert, key)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"--tls-cert {cert}, --tls-key {key}: no usable pair of PEM files: {error}"
+        ) from error
+    return tls
+
+
+def _log_to_stderr() -> None:
+    told = logging.StreamHandler()
+    told.setFormatter(_Traces("%(asctime)s %(levelname)s %(trace)s%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[told])
+    # Requests that are none, and WebSockets that are refused, must not fill the log; below this
+    # level it has the path of each WebSocket, which may be a secret.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
 class _Traces(logging.Formatter):
@@ -164,7 +176,6 @@ async def _serve(
 ) -> int:
     try:
         from coldframe.gateway import audit, audited, garbage, sockets
-        from coldframe.gateway.guard import is_loopback
         from coldframe.gateway.handover import Handover, execute_again
         from coldframe.gateway.server import Doors, Listen
         from coldframe.gateway.settings import GatewaySettings
@@ -176,9 +187,6 @@ async def _serve(
         ) from error
     from coldframe.node.settings import NodeSettings
 
-    # Requests that are none, and WebSockets that are refused, must not fill the log; below this
-    # level it has the path of each WebSocket, which may be a secret.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     for name in ("uvicorn.error", "coldframe.gateway"):
         logging.getLogger(name).addFilter(audited.Paced())
     settings = NodeSettings.from_environment()
@@ -199,12 +207,7 @@ async def _serve(
         doors = Doors(served, store, chosen, guest, handed)
         try:
             if at is not None:
-                at = await doors.open_tcp(at, tls)
-                _say(f"serving {'http' if tls is None else 'https'}://{at}")
-                if await store.keyless():
-                    _say("no keys: loopback only, and whoever is on this machine may do everything")
-                elif tls is None and not is_loopback(at.host):
-                    _say("no TLS: keys and all else can be read on the way; see --tls-cert")
+                _warn(await doors.open_tcp(at, tls), tls, keyless=await store.keyless())
             if unix is not None:
                 await doors.open_unix(unix)
                 _say(f"serving unix:{unix}")
@@ -220,6 +223,16 @@ async def _serve(
     for failure in report.failures:
         print(f"coldframe: {render.sentence(failure)}", file=sys.stderr)
     return 1 if report.failures else 0
+
+
+def _warn(at: Listen, tls: ssl.SSLContext | None, *, keyless: bool) -> None:
+    from coldframe.gateway.guard import is_loopback
+
+    _say(f"serving {'http' if tls is None else 'https'}://{at}")
+    if keyless:
+        _say("no keys: loopback only, and whoever is on this machine may do everything")
+    elif tls is None and not is_loopback(at.host):
+        _say("no TLS: keys and all else can be read on the way; see --tls-cert")
 
 
 def _guest(served: Served) -> Guest:

@@ -8,7 +8,6 @@ exist: docs/adr/0005-sandboxes-half-made-ahead.md
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -174,12 +173,14 @@ class Blanks:
         if self._loop.time() < self._quiet_from:
             self._timer = self._loop.call_at(self._quiet_from, self._quiet)
         elif self._missing() and (spawner := self._spawner()) is not None:
-            # Whoever asks for a sandbox will be told.
-            with contextlib.suppress(CapacityError, OSError):
-                blank = Blank(new_sandbox_id(self._node_id), self._ids.take(), spawner)
-                self._making = True
-                self._there[blank.sandbox_id] = blank
-                self._undertake(self._make(blank))
+            try:
+                id_base = self._ids.take()
+            except (CapacityError, OSError):
+                return  # whoever asks for a sandbox will be told
+            blank = Blank(new_sandbox_id(self._node_id), id_base, spawner)
+            self._making = True
+            self._there[blank.sandbox_id] = blank
+            self._undertake(self._make(blank))
 
     async def _make(self, blank: Blank) -> None:
         try:

@@ -334,24 +334,16 @@ def begin(
     Raises:
         OSError: it cannot be mounted or watched.
     """
-    options = {
-        "size": str(size_bytes),
-        "mode": "0700",
-        "uid": str(owner[0]),
-        "gid": str(owner[1]),
-    }
+    uid, gid = map(str, owner)
+    options = {"size": str(size_bytes), "mode": "0700", "uid": uid, "gid": gid}
     mount = syscalls.mount_detached("tmpfs", options, _NOSUID | _NODEV | _NOEXEC)
     listener = None
     try:
         listener = fanotify.Listener()
-        reading = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
-        try:
-            listener.watch(reading, OPEN_PERM | MODIFY | CLOSE_WRITE)
-        finally:
-            os.close(reading)
+        _watch(listener, mount, b".", OPEN_PERM | MODIFY | CLOSE_WRITE)
         for place in (b".", b"dev/shm", b"tmp"):
             with contextlib.suppress(FileNotFoundError):
-                _watch(listener, root, place)
+                _watch(listener, root, place, ACCESS | OPEN | OPEN_EXEC | MODIFY | CLOSE_WRITE)
         if fanotify.birth(root).made_ns == 0:
             raise OSError(0, "its file system does not know when files were made")
         ledger = Ledger(created_ns, _next_tick(), layers, trusted, lambda _: False)
@@ -370,12 +362,12 @@ def begin(
         raise
 
 
-def _watch(listener: fanotify.Listener, root: int, place: bytes) -> None:
+def _watch(listener: fanotify.Listener, root: int, place: bytes, events: int) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
     fd = syscalls.openat2(root, place, flags, resolve=resolve)
     try:
-        listener.watch(fd, ACCESS | OPEN | OPEN_EXEC | MODIFY | CLOSE_WRITE)
+        listener.watch(fd, events)
     finally:
         os.close(fd)
 
