@@ -1,4 +1,4 @@
-"""What the documents name is there: commands and their options, rooms, modules; Python compiles."""
+"""What the documents name is there: commands, options, rooms, links; their Python compiles."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from coldframe.cli import main as entry
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src/coldframe"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*DOCUMENTS, *ROOT.glob("*.md"), *ROOT.glob("docs/adr/*"), ROOT / "examples/README.md"]
 
 
 def blocks(document: Path, language: str) -> Iterator[str]:
@@ -77,6 +78,40 @@ def test_documented_python_compiles(document: Path) -> None:
     """Nobody reads an example as carefully as a compiler does."""
     for number, block in enumerate(blocks(document, "python")):
         compile(block, f"{document.name}, block {number}", "exec", flags=0x2000)  # top-level await
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    """Return the links to files and headings of the repository that lead nowhere."""
+
+    def leads(link: str) -> bool:
+        path, _, heading = link.partition("#")
+        target = document.parent / path if path else document
+        return target.exists() and (not heading or heading in headings(target))
+
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.M))
+    return [link for link in links if not re.match(r"\w+:", link) and not leads(link)]
+
+
+def headings(document: Path) -> set[str]:
+    """Return the headings of a document as links name them."""
+    found = re.findall(r"^#+ (.*)$", document.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in found}
+
+
+def test_links_lead_somewhere() -> None:
+    """A page that was renamed takes with it all that names it."""
+    broken = {path.name: bad for path in LINKING if (bad := broken_links(path, path.read_text()))}
+    assert broken == {}
+    text = "[a](sdk.md) [b](none.md) [c](sdk.md#sessions) [d](sdk.md#none) [e](#none)"
+    assert broken_links(ROOT / "docs/api.md", text) == ["none.md", "sdk.md#none", "#none"]
+
+
+def test_decisions_have_numbers_of_their_own() -> None:
+    """Code and documents name them by these."""
+    for path in sorted((ROOT / "docs/adr").iterdir()):
+        assert path.read_text().startswith(f"# {int(path.name[:4])}. "), path.name
+    numbers = [path.name[:4] for path in (ROOT / "docs/adr").iterdir()]
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_map_of_the_rooms_is_true() -> None:

@@ -14,6 +14,13 @@ def _named(pattern: str) -> set[str]:
     return set(re.findall(pattern, (ROOT / "SPECIFICATION.md").read_text("utf-8")))
 
 
+def test_specification_is_numbered_in_order() -> None:
+    """Promises are cited by number."""
+    numbers = re.findall(r"^(\d+)\. ", (ROOT / "SPECIFICATION.md").read_text("utf-8"), re.M)
+
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+
+
 def test_specification_names_only_tests_that_exist() -> None:
     """A promise whose test was renamed or removed is a promise that nothing holds."""
     defined: set[str] = set()
