@@ -13,7 +13,8 @@ from typing import Any
 from harbor.job import Job
 from harbor.models.job.config import JobConfig
 
-from coldframe.integrations.harbor.failures import code_of
+from coldframe.integrations.harbor_trials.endings import ending_of
+from coldframe.integrations.harbor_trials.results import ExceptionInfo, Part
 from coldframe.rollouts.directory import RunDirectory
 
 IMPORT_PATH = "coldframe.integrations.harbor:ColdframeEnvironment"
@@ -31,14 +32,17 @@ class Trial:
 
     @property
     def outcome(self) -> Outcome:
-        """The reward, or our code of the exception, a step's exceptions among them."""
+        """The reward, or the code by which it would be imported, a step's among them."""
         verdict = self.result.verifier_result
         if verdict is not None and verdict.rewards:
             return float(verdict.rewards["reward"])
         steps = [one.exception_info for one in self.result.step_results or ()]
         infos = [one for one in (self.result.exception_info, *steps) if one is not None]
-        codes = [code_of(one.exception_type, one.exception_message) for one in infos]
-        return next((code for code in codes if code), infos[0].exception_type if infos else None)
+        ends = [
+            ending_of("", Part(exception_info=ExceptionInfo.model_validate(one.model_dump())), {})
+            for one in infos
+        ]
+        return next((end.failure.code for end in ends if end.failure is not None), None)
 
 
 def run_job(

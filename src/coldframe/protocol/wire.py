@@ -10,7 +10,7 @@ import base64
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
@@ -191,14 +191,15 @@ def describe(error: ValueError) -> str:
 # --- errors ---------------------------------------------------------------------------
 
 
-def _every(kind: type[ColdframeError]) -> Iterable[type[ColdframeError]]:
+def every_error(kind: type[ColdframeError] = ColdframeError) -> Iterator[type[ColdframeError]]:
+    """Yield every class of error that is loaded, whatever room it is of."""
     yield kind
     for below in kind.__subclasses__():
-        yield from _every(below)
+        yield from every_error(below)
 
 
 CODES: dict[str, type[ColdframeError]] = {
-    kind.code: kind for kind in _every(ColdframeError) if kind.__module__ == errors.__name__
+    kind.code: kind for kind in every_error() if kind.__module__ == errors.__name__
 }
 """Every error class by its code."""
 

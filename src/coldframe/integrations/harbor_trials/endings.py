@@ -24,6 +24,7 @@ from coldframe.protocol.errors import (
     VerifierDeadlineError,
     VerifierError,
 )
+from coldframe.protocol.wire import every_error
 from coldframe.rollouts.attribution import MAX_TEXT, Phase
 from coldframe.rollouts.boot import BootDeadlineError
 from coldframe.rollouts.healthcheck import UnhealthyError
@@ -150,12 +151,9 @@ def _raised(raised: ExceptionInfo, part: Part) -> Failure:
 def _ours(raised: ExceptionInfo) -> type[ColdframeError] | None:
     """Return the error of ours that our environment for Harbor has raised there."""
     said = _SAID.findall(raised.exception_message)
-    waiting: list[type[ColdframeError]] = [ColdframeError]
-    while waiting:
-        one = waiting.pop()
+    for one in every_error():
         if one.code == said[-1] if said else one.__name__ == raised.exception_type:
             return one
-        waiting += one.__subclasses__()
     return None
 
 
