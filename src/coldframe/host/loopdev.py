@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import struct
-from pathlib import Path
 
 _LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_CONFIGURE = 0x4C0A
@@ -54,15 +53,3 @@ def _configure(path: str, fd: int) -> int:
         os.close(device)
         raise
     return device
-
-
-def backing_files() -> dict[str, str]:
-    """Return what each attached loop device shows, by the device's name."""
-    found: dict[str, str] = {}
-    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
-        try:
-            text = path.read_text().strip()
-        except OSError:  # cleared meanwhile
-            continue
-        found[path.parent.parent.name] = text.removesuffix(" (deleted)")
-    return found

@@ -11,7 +11,6 @@ import secrets
 from coldframe.protocol.errors import InvalidRequestError
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_SANDBOX = re.compile(r"sb-([0-9a-z]{6})-([0-9a-z]{10})")
 OPERATION_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 """What an operation id looks like, in the dialect of JSON Schema."""
 _OPERATION = re.compile(OPERATION_PATTERN)
@@ -38,18 +37,6 @@ def new_sandbox_id(node_id: str) -> str:
 def new_operation_id() -> str:
     """`op-<random>`: 80 random bits."""
     return f"op-{_random(16)}"
-
-
-def node_of(sandbox_id: str) -> str:
-    """Return the id of the node that holds a sandbox.
-
-    Raises:
-        InvalidRequestError: the text is not a sandbox id.
-    """
-    match = _SANDBOX.fullmatch(sandbox_id)
-    if match is None:
-        raise InvalidRequestError(f"{sandbox_id!r} is not a sandbox id (sb-NODE-RANDOM)")
-    return match.group(1)
 
 
 def check_operation_id(operation_id: str) -> str:

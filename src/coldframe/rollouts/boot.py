@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from coldframe.harnesses.base import check_platform
 from coldframe.protocol.errors import CreateError, NotExecutedError
 from coldframe.protocol.models import ImageHealthcheck
-from coldframe.rollouts.healthcheck import Health, said, wait_healthy
+from coldframe.rollouts.healthcheck import said, wait_healthy
 from coldframe.rollouts.task import Healthcheck
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Booted:
     """The image's entry point; empty: it has none."""
     operation_id: str | None = None
     """Of the entry point."""
-    health: Health | None = None
-    """None: nobody says how to ask."""
+    checks: int | None = None
+    """How often its health was asked for; None: nobody says how to ask."""
 
 
 def entry_point(
@@ -144,15 +144,15 @@ async def boot(
     if check is None and image.healthcheck is not None:
         check = of_image(image.healthcheck)
     if not command:
-        return Booted(health=None if check is None else await wait_healthy(sandbox, check))
+        return Booted(checks=None if check is None else await wait_healthy(sandbox, check))
     try:
         process = await sandbox.start(command)
-        health = await _beside(process, command, sandbox, check)
+        checks = await _beside(process, command, sandbox, check)
     except NotExecutedError as error:
         raise EntryPointError(
             f"the image's entry point {' '.join(command)!r} was not started: {error}"
         ) from error
-    return Booted(command, process.operation_id, health)
+    return Booted(command, process.operation_id, checks)
 
 
 async def _beside(
@@ -160,7 +160,7 @@ async def _beside(
     command: tuple[str, ...],
     sandbox: AsyncSandbox,
     check: Healthcheck | None,
-) -> Health | None:
+) -> int | None:
     """Wait until healthy while the entry point has not failed."""
     ended = asyncio.ensure_future(process.wait())
     healthy = asyncio.ensure_future(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coldframe.harnesses.base import check_platform
@@ -32,19 +31,10 @@ class UnhealthyError(CreateError):
     code = "unhealthy"
 
 
-@dataclass(frozen=True)
-class Health:
-    """How it became healthy."""
-
-    checks: int
-    """That were run, the one that succeeded included."""
-    waited_s: float
-
-
 async def wait_healthy(
     sandbox: AsyncSandbox, check: Healthcheck, *, user: str | int | None = None
-) -> Health:
-    """Run a healthcheck until it succeeds.
+) -> int:
+    """Run a healthcheck until it succeeds; return how often it was run.
 
     Args:
         user: who runs it; None: the sandbox's own.
@@ -61,7 +51,7 @@ async def wait_healthy(
         wrong = await _run(sandbox, check, user, shell)
         now_s = time.monotonic() - begun
         if wrong is None:
-            return Health(checks, now_s)
+            return checks
         if began_after_s >= check.start_period_s:
             failures += 1
         if failures >= check.retries:

@@ -90,7 +90,7 @@ async def test_entry_point_in_the_foreground_serves_until_the_sandbox_ends(
     assert booted.command[:3] == ("python3", "-c", SERVER)
     assert [one.operation_id for one in listed] == [booted.operation_id]
     assert ports == (8123,)
-    assert booted.health is not None
+    assert booted.checks is not None
 
 
 @pytest.mark.root
@@ -180,9 +180,9 @@ async def test_boot_waits_for_the_images_own_healthcheck_unless_the_task_has_one
         booted = await boot(sandbox, None)
         other = await boot(sandbox, Healthcheck("exit 0"))
 
-        assert booted.health is not None and booted.health.checks > 2
-        assert other.health is not None and other.health.checks == 1
-        assert len(await sandbox.files.read("/tmp/asked")) == booted.health.checks
+        assert booted.checks is not None and booted.checks > 2
+        assert other.checks == 1
+        assert len(await sandbox.files.read("/tmp/asked")) == booted.checks
 
 
 @pytest.mark.root
@@ -206,7 +206,7 @@ async def test_boot_without_entry_point_checks_the_health_alone(
             await boot(sandbox, Healthcheck("false", interval_s=0.01))
         booted = await boot(sandbox, None)
 
-        assert (booted.command, booted.health) == ((), None)
+        assert (booted.command, booted.checks) == ((), None)
         assert await sandbox.processes() == ()
 
 

@@ -29,9 +29,9 @@ async def runs(sandbox: AsyncSandbox) -> int:
 async def test_healthcheck_that_succeeds_at_once_is_run_once(sandbox: AsyncSandbox) -> None:
     """A healthy sandbox pays for one command and no interval."""
     begun = time.monotonic()
-    health = await wait_healthy(sandbox, Healthcheck(COUNT + "true", interval_s=60))
+    checks = await wait_healthy(sandbox, Healthcheck(COUNT + "true", interval_s=60))
 
-    assert (health.checks, await runs(sandbox)) == (1, 1)
+    assert (checks, await runs(sandbox)) == (1, 1)
     assert time.monotonic() - begun < 30
 
 
@@ -54,10 +54,10 @@ async def test_healthcheck_failures_in_the_start_period_do_not_count(
     command = COUNT + "test $(wc -l < /runs) -gt 4"
     slow = Healthcheck(command, 60.0, start_period_s=30.0, start_interval_s=0.02, retries=1)
 
-    health = await wait_healthy(sandbox, slow)
+    checks = await wait_healthy(sandbox, slow)
     await sandbox.files.remove("/runs")
 
-    assert health.checks == 5
+    assert checks == 5
     with pytest.raises(UnhealthyError):
         await wait_healthy(sandbox, Healthcheck(command, 0.02, retries=1))
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldframe.host import census, doctor, gc, loopdev
+from coldframe.host import census, doctor, gc
 from coldframe.host.idranges import FIRST_ID, IdRanges, is_sandbox_base
 from coldframe.host.pipes import STATUS_KEPT_BYTES, CommandPipes, StatusStream, StdinFeed
 from coldframe.host.pool import BtrfsStorage
 from coldframe.host.spools import first_kept, read_spool, window_ends
 from coldframe.host.storage import open_storage
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StorageFullError
-from tests.fixtures.runtime import require_root
+from tests.fixtures.runtime import require_root, shown_files
 
 MIB = 1 << 20
 
@@ -256,7 +256,7 @@ async def test_btrfs_pool_leaves_no_file_no_mount_and_no_loop_device(tmp_path: P
     require_root()
     storage = BtrfsStorage(tmp_path, "abc123", size_bytes=256 * MIB)
     assert _names(tmp_path) == []
-    assert str(tmp_path / "abc123.img") in loopdev.backing_files().values()
+    assert str(tmp_path / "abc123.img") in shown_files()
     assert not _seen(tmp_path)
 
     for _ in range(2):
@@ -267,7 +267,7 @@ async def test_btrfs_pool_leaves_no_file_no_mount_and_no_loop_device(tmp_path: P
     storage.close()
     storage.close()
 
-    assert str(tmp_path / "abc123.img") not in loopdev.backing_files().values()
+    assert str(tmp_path / "abc123.img") not in shown_files()
 
 
 async def test_btrfs_limit_holds_and_others_are_not_touched_by_it(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_doctor_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert all(check.ok for check in doctor.examine(tmp_path) if check.required)
 
-    assert not [path for path in loopdev.backing_files().values() if "doc000" in path]
+    assert not [path for path in shown_files() if "doc000" in path]
     assert [path.name for path in tmp_path.rglob("*")] == ["pools"]
     assert census.node_cgroups("doc000") == []
 

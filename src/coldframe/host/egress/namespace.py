@@ -7,7 +7,6 @@ import asyncio
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from coldframe.host.processes import namespace_of
@@ -58,12 +57,6 @@ async def work_inside(network: int, work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({done})
         raise
-
-
-def run_inside(network: int, work: Callable[[], T]) -> T:
-    """The same, for callers without an event loop. Blocks until it is done."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_entered, network, work).result()
 
 
 def _entered(network: int, work: Callable[[], T]) -> T:
