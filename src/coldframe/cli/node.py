@@ -138,7 +138,7 @@ def _starts(home: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for node_id in gc.node_ids(home):
         directory = home / "nodes" / node_id
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it went meanwhile
             if gc.is_held(directory / gc.DAEMON):
                 found[node_id] = starts_of(directory)
     return found

@@ -157,8 +157,12 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
         :12
     ]
     out_total, err_total, out_digest, err_digest = values[12:]
-    out_fd = data.get(Tag.STDOUT_FD)
-    err_fd = data.get(Tag.STDERR_FD)
+
+    def end_of(total: int, digest: bytes, kept: Tag, spool: Tag, number: int) -> StreamEnd:
+        at = data.get(spool)
+        fd = None if at is None else descriptors[wire.U32.unpack(at)[0]]
+        return StreamEnd(total, digest, data.get(kept), fd, unspooled.get(number, 0))
+
     return ExecEnd(
         kind == 2,
         code,
@@ -172,20 +176,8 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
         read,
         written,
         ooms,
-        StreamEnd(
-            out_total,
-            out_digest,
-            data.get(Tag.STDOUT_DATA),
-            None if out_fd is None else descriptors[wire.U32.unpack(out_fd)[0]],
-            unspooled.get(1, 0),
-        ),
-        StreamEnd(
-            err_total,
-            err_digest,
-            data.get(Tag.STDERR_DATA),
-            None if err_fd is None else descriptors[wire.U32.unpack(err_fd)[0]],
-            unspooled.get(2, 0),
-        ),
+        end_of(out_total, out_digest, Tag.STDOUT_DATA, Tag.STDOUT_FD, 1),
+        end_of(err_total, err_digest, Tag.STDERR_DATA, Tag.STDERR_FD, 2),
         tuple(leftovers),
     )
 

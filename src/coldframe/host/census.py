@@ -125,7 +125,7 @@ def sandbox_processes() -> Iterator[tuple[int, int]]:
 
 def sandbox_of(pid: int) -> tuple[str, str] | None:
     """Return (node id, sandbox id) that a process' cgroups name."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it ended meanwhile
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             parts = line.split("/")
             if cgroups.NAME in parts:
@@ -199,7 +199,7 @@ def _own_namespaces(pids: Iterable[int | str]) -> set[int]:
     """Namespaces that our own processes live in."""
     found: set[int] = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it ended meanwhile
             for link in Path(f"/proc/{pid}/ns").iterdir():
                 match = _NAMESPACE.fullmatch(str(link.readlink()))
                 if match is not None:
@@ -209,7 +209,7 @@ def _own_namespaces(pids: Iterable[int | str]) -> set[int]:
 
 def _descriptors(pid: int | str) -> Iterator[tuple[str, str]]:
     directory = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it ended meanwhile
         for name in os.listdir(directory):  # noqa: PTH208 - as above
             with contextlib.suppress(OSError):
                 yield name, os.readlink(f"{directory}/{name}")  # noqa: PTH115

@@ -151,8 +151,7 @@ class Guard:
     def _close_descriptors(self) -> None:
         for fd in (self.mount, self.root, self._wake):
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+                os.close(fd)
         self.mount = self.root = self._wake = -1
 
     # --- judging ----------------------------------------------------------------------
@@ -172,7 +171,7 @@ class Guard:
         """Judge no more, and vouch for nothing, once more waits than can be remembered."""
         if not self.lost and self.listener.backlog() > MOST_WAITING:
             self.lost = True
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it only spares the kernel: nothing is vouched for
                 self.listener.unwatch(self.mount)
 
     def _drain(self) -> None:

@@ -51,7 +51,7 @@ class NodeHome:
             yield first
         for node_id in gc.node_ids(home):
             one = cls(home, node_id, daemon=True)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # reaped by somebody else meanwhile
                 if one._take_over():
                     yield one
 

@@ -40,7 +40,7 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
 def _reap(parent: Path) -> None:
     """Remove what dead processes of this user left."""
     for directory in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # in use, or being removed by another process
             status = directory.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue

@@ -116,8 +116,8 @@ class Ground:
             ) from error
 
     def _remove_state(self) -> None:
-        with contextlib.suppress(OSError):
-            (self.state / "lock").unlink()
+        with contextlib.suppress(OSError):  # `coldframe gc` looks at what is left
+            (self.state / "lock").unlink(missing_ok=True)
             self.state.rmdir()
 
     def _open_storage(self, left: Left | None) -> Storage:

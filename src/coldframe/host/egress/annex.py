@@ -222,16 +222,16 @@ class _Process:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
-        self._writable.set()
         self._process.kill()
         self._process.wait()
+        self._writable.set()  # now, since who waits may be of a loop that is closed
         ends, self._ends = self._ends, {}
         for ended in ends.values():
             ended.set_result(_End(0, 0, broken=True))
 
     def close(self) -> None:
         """End it, and wait for that."""
-        with contextlib.suppress(RuntimeError):  # the loop may be closed
+        with contextlib.suppress(RuntimeError):  # who waits is of a loop that is closed
             self.lose()
 
 
