@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ import pytest
 from coldframe.client._address import parse
 from coldframe.client._remote import RemoteNode
 from coldframe.images.base import Image
-from coldframe.images.store import ImageStore
 from coldframe.runtimes.fake import FakeImages
 from coldframe.runtimes.self_check import CHECKS, Check, run_check, run_self_check
 from tests.contract.runtimes.served import ServedRuntime
@@ -29,14 +28,17 @@ NOT_OF_A_NODE = {
 THROUGH_A_NODE = tuple(check for check in CHECKS if check.name not in NOT_OF_A_NODE)
 
 
-@pytest.fixture(scope="module")
-def native_service(
-    tmp_path_factory: pytest.TempPathFactory, image_store: ImageStore
-) -> Iterator[Service]:
-    """A service on the native runtime and the machine's images."""
-    images = image_store.layers_directory.parent
-    with serving(tmp_path_factory.mktemp("native"), "native", images=images) as service:
-        yield service
+async def keeps_every_promise(service: Service, image: Image) -> None:
+    """Run over TCP all that a node keeps."""
+    opened = await RemoteNode.open(parse(service.tcp), None)
+
+    report = await run_self_check(
+        ServedRuntime(opened), image, only={check.name for check in THROUGH_A_NODE}
+    )
+
+    await opened.close()
+    assert report.ok, str(report)
+    assert len(report.outcomes) - len(report.skipped) > 40
 
 
 @pytest.fixture
@@ -62,17 +64,7 @@ async def test_native_runtime_keeps_promise_through_the_socket(
 
 async def test_fake_runtime_keeps_every_promise_over_tcp(service: Service) -> None:
     """The network is no other contract."""
-    opened = await RemoteNode.open(parse(service.tcp), None)
-
-    report = await run_self_check(
-        ServedRuntime(opened),
-        FakeImages().resolve("any"),
-        only={check.name for check in THROUGH_A_NODE},
-    )
-
-    await opened.close()
-    assert report.ok, str(report)
-    assert len(report.outcomes) - len(report.skipped) > 40
+    await keeps_every_promise(service, FakeImages().resolve("any"))
 
 
 @pytest.mark.root
@@ -80,15 +72,7 @@ async def test_native_runtime_keeps_every_promise_over_tcp(
     native_service: Service, busybox_image: Image
 ) -> None:
     """Nor is the network another contract for real sandboxes."""
-    opened = await RemoteNode.open(parse(native_service.tcp), None)
-
-    report = await run_self_check(
-        ServedRuntime(opened), busybox_image, only={check.name for check in THROUGH_A_NODE}
-    )
-
-    await opened.close()
-    assert report.ok, str(report)
-    assert len(report.outcomes) - len(report.skipped) > 40
+    await keeps_every_promise(native_service, busybox_image)
 
 
 async def test_fake_runtime_keeps_every_promise_through_a_gateway_before_its_node(
@@ -96,12 +80,4 @@ async def test_fake_runtime_keeps_every_promise_through_a_gateway_before_its_nod
 ) -> None:
     """A request that is passed on is the same request."""
     with serving(tmp_path, "fake", "--node", service.unix) as gateway:
-        opened = await RemoteNode.open(parse(gateway.tcp), None)
-        report = await run_self_check(
-            ServedRuntime(opened),
-            FakeImages().resolve("any"),
-            only={check.name for check in THROUGH_A_NODE},
-        )
-        await opened.close()
-    assert report.ok, str(report)
-    assert len(report.outcomes) - len(report.skipped) > 40
+        await keeps_every_promise(gateway, FakeImages().resolve("any"))

@@ -19,6 +19,7 @@ from coldframe import (
     SessionEndedError,
 )
 from coldframe.images.base import Image
+from tests.fixtures.waiting import until_asked
 
 SHELLS = ["/bin/sh", "/bin/bash"]
 
@@ -258,10 +259,11 @@ async def test_session_cancelled_after_the_shell_was_replaced_ends(
     """A cancelled rollout must not wait for what its agent left in the shell's place."""
     session = await async_sandbox.session(shell)
     running = asyncio.ensure_future(session.exec("exec sleep 70", deadline_s=None))
-    while [  # noqa: ASYNC110 (only the kernel knows)
-        process.name for process in await async_sandbox.processes()
-    ] != ["sleep"]:
-        await asyncio.sleep(0.01)
+
+    async def replaced() -> bool:
+        return [process.name for process in await async_sandbox.processes()] == ["sleep"]
+
+    await until_asked(replaced)
     running.cancel()
 
     with pytest.raises(asyncio.CancelledError):

@@ -24,6 +24,19 @@ except OSError as error:
 """
 """Says bytes to a port, and prints what comes back or why nothing does."""
 
+SWAP = """
+import os, socket, sys, threading
+link = socket.create_connection(("203.0.113.10", 7))
+said = os.urandom(int(sys.argv[1]) << 20)
+def send():
+    link.sendall(said)
+    link.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+heard = b"".join(iter(lambda: link.recv(1 << 20), b""))
+print(heard == b"hello\\n" + said)
+"""
+"""Sends so many MiB to the echo server while it reads them, and says whether all came back."""
+
 TLS = """
 import socket, ssl, sys
 host, port, shown = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None

@@ -13,22 +13,12 @@ from coldframe import CapabilityError, ImageError, InvalidRequestError, SandboxC
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import DockerfileError
-from tests.fixtures.service import Service, serving
+from tests.fixtures.service import Service
 from tests.integration.gateway.conftest import http
 
 NAME = "test-service-build:1"
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture(scope="module")
-def native_service(
-    tmp_path_factory: pytest.TempPathFactory, image_store: ImageStore
-) -> Iterator[Service]:
-    """A service on the native runtime and the machine's images."""
-    images = image_store.layers_directory.parent
-    with serving(tmp_path_factory.mktemp("native"), "native", images=images) as service:
-        yield service
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.tracing import traced
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
-from tests.fixtures.waiting import wait_until
+from tests.fixtures.waiting import until_asked, wait_until
 from tests.integration.gateway.conftest import audit_lines, http, self_signed, until_logged
 
 IMAGE = "busybox"
@@ -166,9 +167,7 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
     leased = await burst(50, ttl_s=0.4)
     assert len(leased) == 7
     for one in leased:  # and the window after it
-        async with asyncio.timeout(30):
-            while (await clients[0].get_sandbox(one)).info.state != "deleted":  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_asked(partial(_is_deleted, clients[0], one))
 
     cancelled = [asyncio.ensure_future(clients[n % 2].create_sandbox(IMAGE)) for n in range(20)]
     await asyncio.sleep(0.01)
@@ -181,13 +180,19 @@ async def test_quota_is_exact_over_two_gateways(pair: Pair) -> None:
     got = await asyncio.gather(*clashing, return_exceptions=True)
     (named,) = [one for one in got if not isinstance(one, BaseException)]
     await named.delete()
-    async with asyncio.timeout(30):
-        while await clients[1].list_sandboxes():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_asked(partial(_has_none, clients[1]))
 
     assert len(await burst(50, memory_bytes=20 << 30)) == 3
     for client in clients:
         await client.close()
+
+
+async def _is_deleted(client: AsyncSandboxClient, sandbox_id: str) -> bool:
+    return (await client.get_sandbox(sandbox_id)).info.state == "deleted"
+
+
+async def _has_none(client: AsyncSandboxClient) -> bool:
+    return not await client.list_sandboxes()
 
 
 def test_revoked_key_is_refused_by_both_gateways_at_once(pair: Pair) -> None:
@@ -432,10 +437,8 @@ def test_key_of_a_create_gives_the_first_answer_or_is_refused_and_never_makes_a_
         assert (again.status_code, again.json()) == (201, made.json())
         other = second.post("/v1/sandboxes", json={"image": IMAGE, "cpu": 1.0}, headers=head)
         assert (other.status_code, other.json()["code"]) == (409, "operation_mismatch")
-        latest = time.monotonic() + 20
-        while first.post("/v1/sandboxes", json={"image": IMAGE}, headers=head).is_success:
-            assert time.monotonic() < latest
-            time.sleep(0.1)
+        replay = partial(first.post, "/v1/sandboxes", json={"image": IMAGE}, headers=head)
+        wait_until(lambda: not replay().is_success)
         for caller in (first, second):
             late = caller.post("/v1/sandboxes", json={"image": IMAGE}, headers=head)
             assert (late.status_code, late.json()["code"]) == (410, "operation_expired")

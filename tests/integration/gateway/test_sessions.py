@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,15 +24,9 @@ from coldframe.protocol.errors import (
 )
 from tests.fixtures.restart import IMAGE, Services
 from tests.fixtures.service import Service
+from tests.fixtures.waiting import wait_until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root")
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    latest = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < latest
-        time.sleep(0.01)
 
 
 def test_session_is_found_again_by_its_id(service: Service, served: Sandbox) -> None:
@@ -75,7 +68,7 @@ def test_session_command_is_read_while_it_runs_and_after(served: Sandbox) -> Non
         running = pool.submit(
             session.exec, "echo begun; cat gate; echo end >&2", operation_id="followed"
         )
-        _until(lambda: session.refresh().running == "followed")
+        wait_until(lambda: session.refresh().running == "followed")
         command = served.attach("followed")
         chunk = command.read("stdout", 0)
         assert (chunk.offset, chunk.data, chunk.eof) == (0, b"begun\n", False)
@@ -97,7 +90,7 @@ def test_session_command_is_cancelled_and_the_shell_stays(
     with served.session() as session, ThreadPoolExecutor(1) as pool:
         session.exec("x=kept")
         running = pool.submit(session.exec, "echo begun; sleep 60; echo AFTER", operation_id="long")
-        _until(lambda: session.refresh().running == "long")
+        wait_until(lambda: session.refresh().running == "long")
         assert served.attach("long").read("stdout", 0).data == b"begun\n"
         told = caller.post("/v1/execs/long/cancel").json()
         assert (told["reason"], told["signal"], told["exit_code"]) == ("signal", 9, None)
@@ -124,7 +117,7 @@ def _pending(pool: ThreadPoolExecutor, session: Session) -> Callable[[], bytes]:
     """Begin what waits for the gate, and then writes much; return what gives all of it."""
     words = "echo begun; cat /gate; yes 0123456 | head -c 3000000; echo end >&2; (exit 7)"
     running = pool.submit(session.exec, words, operation_id="pending", window_bytes=4 << 20)
-    _until(lambda: session.refresh().running == "pending")
+    wait_until(lambda: session.refresh().running == "pending")
 
     def result() -> bytes:
         told = running.result(120)

@@ -24,6 +24,7 @@ from tests.doubles.model_endpoint import (
     Stall,
     tool_call,
 )
+from tests.fixtures.waiting import until_asked
 from tests.integration.harnesses.conftest import MakeEpisode
 
 
@@ -264,9 +265,7 @@ async def test_react_cancelled_in_a_command_keeps_its_record(make_episode: MakeE
     with ModelEndpoint({"the task": [Bash("echo started > f; sleep 60")]}) as endpoint:
         episode = make_episode(endpoint.base_url)
         running = asyncio.create_task(ReactHarness().run(episode))
-        async with asyncio.timeout(20):
-            while not await episode.sandbox.files.exists("/f"):  # noqa: ASYNC110 - a file has no event
-                await asyncio.sleep(0.01)
+        await until_asked(lambda: episode.sandbox.files.exists("/f"))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -17,6 +17,7 @@ from coldframe.inference.proxy import Proxy
 from coldframe.inference.server import serving
 from coldframe.protocol.errors import InvalidRequestError
 from tests.doubles.engine import Lie, Stall, Status
+from tests.fixtures.waiting import until
 from tests.integration.inference.conftest import Bench, MakeBench
 
 CHAT = "/v1/chat/completions"
@@ -29,12 +30,6 @@ def following(*answers: httpx.Response) -> dict[str, Any]:
     for answer in answers:
         messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "go on"}]
     return {"messages": messages}
-
-
-async def until(condition: Any, seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages", "/v1/models", "/nowhere"])

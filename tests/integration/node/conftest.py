@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,22 @@ from coldframe.images.store import ImageStore
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.models import SandboxSpec
+
+DEEP = """
+import os, sys
+top = os.open("/srv", os.O_RDONLY)
+for level in range(int(sys.argv[1])):
+    os.mkdir("d", dir_fd=top)
+    below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
+    os.close(top)
+    top = below
+os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=top))
+"""
+"""Makes so many directories in one another, and a file in the last."""
+
+
+def peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import time
 from collections.abc import Mapping
 
@@ -17,6 +16,7 @@ from coldframe.node.node import Node
 from coldframe.protocol.errors import NotKnownError
 from coldframe.protocol.models import ExecRequest, FileChanges, SandboxSpec
 from coldframe.runtimes import file_changes, file_index
+from tests.integration.node.conftest import DEEP, peak_rss_bytes
 
 pytestmark = pytest.mark.root
 
@@ -149,22 +149,6 @@ async def test_changes_are_those_that_a_program_inside_would_find(
         before, mark = after, found.mark
     whole = told(await native_node.changes(sandbox))
     assert {p: c for p, c in whole.items() if p.startswith("/etc")} == differences(fresh, before)
-
-
-DEEP = """
-import os, sys
-top = os.open("/srv", os.O_RDONLY)
-for level in range(int(sys.argv[1])):
-    os.mkdir("d", dir_fd=top)
-    below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
-    os.close(top)
-    top = below
-os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=top))
-"""
-
-
-def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 async def test_changes_of_a_deep_tree_cost_what_its_entries_do(

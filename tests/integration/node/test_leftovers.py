@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from coldframe.node.life import LINGERING_LOOK
 from coldframe.node.node import Node
 from coldframe.protocol.errors import OutputNotKeptError
 from coldframe.protocol.models import ExecRequest, SandboxSpec
+from tests.fixtures.waiting import until_asked
 
 pytestmark = pytest.mark.root
 
@@ -53,8 +53,10 @@ async def _leave_and_end(node: Node, sandbox_id: str, count: int, spool_bytes: i
 
 
 async def _alone(node: Node, sandbox_id: str) -> None:
-    while await node.processes(sandbox_id):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    async def nobody_else() -> bool:
+        return not await node.processes(sandbox_id)
+
+    await until_asked(nobody_else)
 
 
 async def test_late_output_can_be_read_after_its_writer_ended(

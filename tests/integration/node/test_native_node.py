@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import sys
 import time
@@ -33,6 +32,8 @@ from coldframe.protocol.models import (
 from coldframe.runtimes.native import NativeRuntime
 from coldframe.runtimes.native_changes import State, changes_of
 from coldframe.runtimes.native_sandbox import NativeSandbox
+from tests.fixtures.waiting import until_asked
+from tests.integration.node.conftest import DEEP, peak_rss_bytes
 
 pytestmark = pytest.mark.root
 
@@ -46,9 +47,11 @@ def handle_of(node: Node, sandbox_id: str) -> NativeSandbox:
 
 async def ended(node: Node, sandbox_id: str) -> SandboxInfo:
     """Wait until a sandbox is in a final state."""
-    async with asyncio.timeout(30):
-        while (await node.get(sandbox_id)).state not in ENDED:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+    async def has_ended() -> bool:
+        return (await node.get(sandbox_id)).state in ENDED
+
+    await until_asked(has_ended)
     return await node.get(sandbox_id)
 
 
@@ -253,18 +256,6 @@ async def test_changes_list_what_differs_from_the_image(
     assert b"/etc/group" not in changes or changes[b"/etc/group"] is None
 
 
-DEEP = """
-import os, sys
-top = os.open("/", os.O_RDONLY)
-for level in range(int(sys.argv[1])):
-    os.mkdir("d", dir_fd=top)
-    below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
-    os.close(top)
-    top = below
-os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=top))
-"""
-
-
 async def test_fingerprint_of_a_deep_tree_costs_what_its_entries_do(
     native_node: Node, debian_image: Image
 ) -> None:
@@ -316,10 +307,6 @@ async def test_fingerprint_reads_no_more_of_users_than_users_need(
     async with asyncio.timeout(10):
         one = await native_node.fingerprint(sandbox)
         assert await native_node.fingerprint(sandbox) == one
-
-
-def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # --- death ----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -17,13 +16,6 @@ from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import BlobStore, write_trajectory
 
 RunAttempt = Callable[..., Awaitable[Trajectory]]
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Return once something of a sandbox holds: there is no event to wait for."""
-    async with asyncio.timeout(30):
-        while not await holds():  # noqa: ASYNC110 - as the docstring says
-            await asyncio.sleep(0.01)
 
 
 async def all_begun(client: AsyncSandboxClient, count: int) -> bool:

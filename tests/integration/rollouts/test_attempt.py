@@ -15,7 +15,8 @@ from coldframe.trajectories.schema import Termination
 from coldframe.trajectories.steps import CallOutcome
 from coldframe.trajectories.store import BlobStore
 from tests.doubles.model_endpoint import Bash, Http, ModelEndpoint, Say
-from tests.integration.rollouts.conftest import RunAttempt, all_begun, until
+from tests.fixtures.waiting import until_asked
+from tests.integration.rollouts.conftest import RunAttempt, all_begun
 from tests.unit.rollouts.tasks import BASE, write_task
 
 pytestmark = pytest.mark.root
@@ -195,7 +196,7 @@ async def test_attempt_whose_sandbox_is_deleted_is_the_environments_failure(
     """A sandbox that vanished says nothing of the policy, and its command ends at once."""
     directory = make_task(tmp_path, solution__solve_sh="#!/bin/sh\ntouch /begun; sleep 1000\n")
     running = asyncio.create_task(run_attempt(directory))
-    await until(lambda: all_begun(native_async_client, 1))
+    await until_asked(lambda: all_begun(native_async_client, 1))
     (sandbox,) = await native_async_client.list_sandboxes()
     await sandbox.delete()
     trajectory = await running

@@ -17,7 +17,8 @@ from coldframe.rollouts import phases
 from coldframe.trajectories.phases import PhaseRecord
 from coldframe.trajectories.schema import Trajectory
 from tests.fixtures.egress import OTHER, WEB, Internet, hello
-from tests.integration.rollouts.conftest import RunAttempt, all_begun, until
+from tests.fixtures.waiting import until_asked
+from tests.integration.rollouts.conftest import RunAttempt, all_begun
 from tests.integration.rollouts.test_boot import Tagged, tagged  # noqa: F401 (a fixture)
 from tests.unit.rollouts.tasks import BASE, write_files, write_task
 
@@ -285,7 +286,7 @@ async def test_phase_whose_sandbox_died_says_that_its_decisions_are_lost(
     """Nothing asked for, and nobody could tell, must not look alike."""
     directory = network_task(tmp_path, solution__solve_sh="#!/bin/sh\ntouch /begun; sleep 1000\n")
     running = asyncio.create_task(run_attempt(directory))
-    await until(lambda: all_begun(native_async_client, 1))
+    await until_asked(lambda: all_begun(native_async_client, 1))
     (sandbox,) = await native_async_client.list_sandboxes()
     await sandbox.delete()
     trajectory = await running
@@ -308,7 +309,7 @@ async def test_program_whose_file_another_image_touches_is_not_called_changed(
     running = asyncio.create_task(
         run_attempt(write_task(tmp_path, solution__solve_sh=slow, tests__test_sh=test))
     )
-    await until(lambda: all_begun(native_async_client, 1))
+    await until_asked(lambda: all_begun(native_async_client, 1))
     shell = image_store.layer_root(debian_image.layers[0]) / "usr" / "bin" / "dash"
     before = shell.stat().st_ctime_ns
     shell.chmod(stat.S_IMODE(shell.stat().st_mode))

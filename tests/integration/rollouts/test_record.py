@@ -27,7 +27,8 @@ from coldframe.trajectories.steps import CallOutcome, Step
 from coldframe.trajectories.store import BlobStore
 from tests.doubles.model_endpoint import Bash, ModelEndpoint, Say
 from tests.fixtures.egress import OTHER, WEB, Internet, hello
-from tests.integration.rollouts.conftest import RunAttempt, all_begun, until
+from tests.fixtures.waiting import until_asked
+from tests.integration.rollouts.conftest import RunAttempt, all_begun
 from tests.integration.rollouts.test_attempt import make_task
 
 pytestmark = pytest.mark.root
@@ -272,7 +273,7 @@ async def test_what_is_not_known_of_an_attempt_is_said(
     directory = make_task(tmp_path, solution__solve_sh="#!/bin/sh\ntouch /begun; sleep 1000\n")
     model = await by_model(run_attempt, directory, Bash("true"))
     running = asyncio.create_task(run_attempt(directory))
-    await until(lambda: all_begun(native_async_client, 1))
+    await until_asked(lambda: all_begun(native_async_client, 1))
     (sandbox,) = await native_async_client.list_sandboxes()
     await sandbox.delete()
     gone = await running

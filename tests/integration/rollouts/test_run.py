@@ -25,7 +25,8 @@ from coldframe.rollouts.load import load_task
 from coldframe.rollouts.run import Batch, RunResult
 from coldframe.trajectories.schema import Trajectory
 from tests.doubles.model_endpoint import Bash, ModelEndpoint
-from tests.integration.rollouts.conftest import all_begun, until
+from tests.fixtures.waiting import until_asked
+from tests.integration.rollouts.conftest import all_begun
 from tests.integration.rollouts.test_attempt import GRADED, make_task
 from tests.unit.rollouts.tasks import BASE, write_task
 
@@ -344,7 +345,7 @@ async def test_run_whose_spawner_is_killed_recovers_every_sample(
             native_async_client, tmp_path / "tasks", tmp_path / "out", samples=4, concurrency=4
         )
     )
-    await until(lambda: all_begun(native_async_client, 4))
+    await until_asked(lambda: all_begun(native_async_client, 4))
     pids = worker_pids()
     assert pids
     for pid in pids:

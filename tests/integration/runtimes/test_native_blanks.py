@@ -24,6 +24,7 @@ from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes.native import NativeRuntime
 from coldframe.runtimes.native_sandbox import NativeSandbox
 from tests.fixtures.runtime import native_runtime_in, run
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.root
 WANTED = 4
@@ -31,9 +32,7 @@ WANTED = 4
 
 
 async def _until_ready(runtime: NativeRuntime, count: int = WANTED) -> None:
-    async with asyncio.timeout(20):
-        while runtime._blanks.ready < count:  # noqa: ASYNC110 - nobody is told
-            await asyncio.sleep(0.005)
+    await until(lambda: runtime._blanks.ready >= count)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from coldframe.host.egress import resolver
 from coldframe.host.egress.resolver import Names, TooManyLookupsError
+from tests.fixtures.waiting import until
 
 
 async def nobody(name: str) -> Sequence[str]:
@@ -58,7 +59,7 @@ async def test_sandbox_has_few_names_resolved_at_once_and_the_rest_wait() -> Non
 
     names = Names(slow)
     many = [asyncio.ensure_future(names.lookup(f"n{n}.example")) for n in range(64)]
-    await asyncio.sleep(0.01)
+    await until(lambda: len(asked) >= 4)
 
     assert len(asked) == 4
     with pytest.raises(TooManyLookupsError):

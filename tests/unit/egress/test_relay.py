@@ -8,6 +8,7 @@ import time
 
 from coldframe.host.egress import relay
 from coldframe.host.egress.flows import Meter
+from tests.fixtures.waiting import until
 
 
 class Busy:
@@ -42,13 +43,12 @@ async def test_sandbox_with_many_streams_has_as_many_turns_as_one_with_few() -> 
         await asyncio.sleep(0)
     for busy in (*many, one):
         busy.over = True
-    await asyncio.sleep(0.05)
+    await until(lambda: not relay.turns_of(asyncio.get_running_loop())._waiting)
 
     taken = sum(busy.turns for busy in many)
     assert abs(taken - one.turns) <= 0.1 * taken + 62
     assert max(busy.turns for busy in many) - min(busy.turns for busy in many) <= 2
     assert others > (taken + one.turns) / 20
-    assert not relay.turns_of(asyncio.get_running_loop())._waiting
 
 
 def test_turns_of_a_loop_that_has_ended_are_not_waited_for_in_the_next() -> None:

@@ -77,10 +77,11 @@ async def test_answer_is_sent_once_whether_or_not_the_connection_takes_it(
         await door(again.scope, again.receive, again.send)
         assert again.answer() == caller.answer()
 
-        late = Caller(info.id, {"command": "sleep 0.2; echo late"}, b"wait_s=0")
+        slow = {"command": "sleep 0.2; echo late", "operation_id": "late"}
+        late = Caller(info.id, slow, b"wait_s=0")
         await door(late.scope, late.receive, late.send)
         assert late.sent[0]["status"] == 202
-        await asyncio.sleep(0.4)
+        await node_has(node, "late")
         assert len(late.sent) == 2
 
 

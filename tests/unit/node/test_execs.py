@@ -30,8 +30,8 @@ from coldframe.protocol.models import (
     SignalScope,
 )
 from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
+from tests.fixtures.waiting import until_asked
 from tests.unit.node.conftest import SPEC, HeldRuntime, NodeMaker
-from tests.unit.node.test_sandboxes import until
 
 # `echo x >> ran` leaves a trace of every run.
 TRACE = "echo x >> ran; echo out"
@@ -78,7 +78,7 @@ async def test_exec_whose_answer_was_lost_is_not_run_again(
     request = ExecRequest(command=TRACE, operation_id="op-1")
     held.gate.clear()
     lost = asyncio.ensure_future(node.exec(sandbox.id, request))
-    await until(lambda: _started(held, 1))
+    await until_asked(lambda: _started(held, 1))
 
     lost.cancel()
     await asyncio.wait([lost])
@@ -192,7 +192,7 @@ async def test_exec_results_expire_by_time(make_node: NodeMaker) -> None:
             return True
         return False
 
-    await until(refused)
+    await until_asked(refused)
     with pytest.raises(OperationExpiredError):
         await node.exec(sandbox.id, request)
 
@@ -230,7 +230,7 @@ async def test_create_with_same_id_makes_one_sandbox(
     node = await make_node(held)
     held.gate.clear()
     lost = asyncio.ensure_future(node.create_sandbox(SPEC, operation_id="op-1"))
-    await until(lambda: _created(held, 1))
+    await until_asked(lambda: _created(held, 1))
     lost.cancel()
     await asyncio.wait([lost])
     held.gate.set()
@@ -309,7 +309,7 @@ async def test_exec_in_flight_at_delete_ends_as_sandbox_gone(node: Node) -> None
     sandbox = await node.create_sandbox(SPEC)
     request = ExecRequest(command="echo there; sleep 60", operation_id="op-1")
     running = asyncio.ensure_future(node.exec(sandbox.id, request))
-    await until(lambda: _has_output(node, "op-1"))
+    await until_asked(lambda: _has_output(node, "op-1"))
 
     await node.delete(sandbox.id)
 
@@ -525,7 +525,7 @@ async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
     async def back_to_before() -> bool:
         return await round_trip() <= before
 
-    await until(back_to_before)
+    await until_asked(back_to_before)
 
 
 async def test_windows_of_one_owner_are_bounded_while_they_may_fill(make_node: NodeMaker) -> None:

@@ -40,6 +40,7 @@ from coldframe.protocol.models import (
     SandboxState,
 )
 from coldframe.runtimes.fake import FakeRuntime
+from tests.fixtures.waiting import until_asked
 
 _MAX = 4
 _KEPT_S = 3600.0
@@ -177,13 +178,19 @@ class LifeCycle(RuleBasedStateMachine):
 
     async def lapsed(self, sandbox: str) -> None:
         """Wait until a lease has ended, and what ran was killed."""
-        while (await self.node.get(sandbox)).kept_until is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+
+        async def is_kept() -> bool:
+            return (await self.node.get(sandbox)).kept_until is not None
+
+        await until_asked(is_kept)
 
     async def ended(self, sandbox: str) -> None:
         """Wait until a lease has done its work."""
-        while (await self.node.get(sandbox)).state not in ENDED:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+
+        async def has_ended() -> bool:
+            return (await self.node.get(sandbox)).state in ENDED
+
+        await until_asked(has_ended)
 
     @rule(sandbox=sandboxes)
     def lose(self, sandbox: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -31,6 +31,7 @@ from coldframe.protocol.models import (
     SandboxState,
 )
 from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
+from tests.fixtures.waiting import until_asked
 from tests.unit.node.conftest import SPEC, HeldRuntime, NodeMaker
 
 TRUE = ExecRequest(argv=("true",))
@@ -38,19 +39,12 @@ TRUE = ExecRequest(argv=("true",))
 
 async def ended(node: Node, sandbox_id: str) -> SandboxInfo:
     """Wait until a sandbox is in a final state."""
-    await until(lambda: _has_ended(node, sandbox_id))
+    await until_asked(lambda: _has_ended(node, sandbox_id))
     return await node.get(sandbox_id)
 
 
 async def _has_ended(node: Node, sandbox_id: str) -> bool:
     return (await node.get(sandbox_id)).state in ENDED
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that only asking can tell."""
-    async with asyncio.timeout(20):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def handle_of(node: Node, sandbox_id: str) -> FakeSandbox:
@@ -106,7 +100,7 @@ async def test_create_cancelled_leaves_nothing(make_node: NodeMaker, held: HeldR
     node = await make_node(held)
     held.gate.clear()
     creating = asyncio.ensure_future(node.create_sandbox(SPEC))
-    await until(lambda: _made(held, 1))
+    await until_asked(lambda: _made(held, 1))
 
     creating.cancel()
     await asyncio.sleep(0)
@@ -114,7 +108,7 @@ async def test_create_cancelled_leaves_nothing(make_node: NodeMaker, held: HeldR
     with pytest.raises(asyncio.CancelledError):
         await creating
 
-    await until(lambda: _balanced_without_live(node))
+    await until_asked(lambda: _balanced_without_live(node))
     assert (await node.ledger()).failed == 1
 
 
@@ -126,7 +120,7 @@ async def test_create_cancelled_before_its_turn_leaves_nothing(
     held.gate.clear()
     first = asyncio.ensure_future(node.create_sandbox(SPEC))
     second = asyncio.ensure_future(node.create_sandbox(SPEC))
-    await until(lambda: _made(held, 1))
+    await until_asked(lambda: _made(held, 1))
 
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -156,7 +150,7 @@ async def test_create_waits_its_turn_and_says_how_long(
     node = await make_node(held, create_slots=1)
     held.gate.clear()
     creates = [asyncio.ensure_future(node.create_sandbox(SPEC)) for _ in range(3)]
-    await until(lambda: _made(held, 1))
+    await until_asked(lambda: _made(held, 1))
     held.gate.set()
 
     infos = await asyncio.gather(*creates)
@@ -213,7 +207,7 @@ async def test_delete_while_provisioning_ends_in_failed(
     node = await make_node(held)
     held.gate.clear()
     creating = asyncio.ensure_future(node.create_sandbox(SPEC, operation_id="op-1"))
-    await until(lambda: _made(held, 1))
+    await until_asked(lambda: _made(held, 1))
     (info,) = await node.list()
 
     deleting = asyncio.ensure_future(node.delete(info.id))
@@ -405,9 +399,9 @@ async def test_kept_sandbox_is_deleted_at_once_and_makes_room_when_the_node_is_f
     """Diagnosis must be in nobody's way."""
     node = await make_node(quarantine_s=3600.0, max_sandboxes=2)
     first = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))
-    await until(lambda: _is(node, first.id, SandboxState.TERMINATING))
+    await until_asked(lambda: _is(node, first.id, SandboxState.TERMINATING))
     second = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))
-    await until(lambda: _is(node, second.id, SandboxState.TERMINATING))
+    await until_asked(lambda: _is(node, second.id, SandboxState.TERMINATING))
 
     with pytest.raises(CapacityError):
         await node.create_sandbox(SPEC)
@@ -499,7 +493,7 @@ async def test_lease_whose_end_fails_is_tried_again(
     node = await make_node(held)
     held.destroy_error = OSError("busy")
     info = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.02))
-    await until(lambda: _is(node, info.id, SandboxState.TERMINATING))
+    await until_asked(lambda: _is(node, info.id, SandboxState.TERMINATING))
 
     held.destroy_error = None
 
@@ -575,7 +569,7 @@ async def test_close_while_creating_leaves_nothing(make_node: NodeMaker, held: H
     node = await make_node(held, create_slots=1)
     held.gate.clear()
     creates = [asyncio.ensure_future(node.create_sandbox(SPEC)) for _ in range(3)]
-    await until(lambda: _made(held, 1))
+    await until_asked(lambda: _made(held, 1))
     base = held.base
 
     closing = asyncio.ensure_future(node.close())

@@ -25,8 +25,8 @@ from coldframe.protocol.models import (
     SessionExecRequest,
     SessionRequest,
 )
+from tests.fixtures.waiting import until_asked
 from tests.unit.node.conftest import SPEC
-from tests.unit.node.test_sandboxes import until
 
 
 async def _runs(node: Node, session_id: str) -> bool:
@@ -85,7 +85,7 @@ async def test_sessions_commands_end_with_their_sandbox(node: Node) -> None:
         SessionExecRequest(command="sleep 60", operation_id=name) for name in ("runs", "waits")
     ]
     running, waiting = (asyncio.ensure_future(sessions.exec(session.id, one)) for one in asked)
-    await until(partial(_runs, node, session.id))
+    await until_asked(partial(_runs, node, session.id))
     await node.delete(sandbox.id)
 
     assert (await running).result.reason is Reason.SANDBOX_GONE
@@ -117,7 +117,7 @@ async def test_session_command_has_no_stdin_and_no_terminal(node: Node) -> None:
     session = await node.sessions().create(sandbox.id, SessionRequest())
     asked = SessionExecRequest(command="sleep 60", operation_id="runs")
     running = asyncio.ensure_future(node.sessions().exec(session.id, asked))
-    await until(partial(_runs, node, session.id))
+    await until_asked(partial(_runs, node, session.id))
     with pytest.raises(InvalidRequestError, match="no stdin"):
         await node.write_stdin("runs", b"x")
     with pytest.raises(InvalidRequestError, match="status"):

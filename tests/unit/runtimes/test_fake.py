@@ -11,6 +11,7 @@ import pytest
 
 from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes.fake import FakeImages, FakeRuntime
+from tests.fixtures.waiting import until
 
 _CHILD = """
 import asyncio, sys
@@ -50,9 +51,7 @@ async def test_fake_whose_client_is_killed_leaves_nothing(tmp_path: Path) -> Non
     await asyncio.wait_for(ended.wait(), 30)
     loop.remove_reader(survivor)
     os.close(survivor)
-    async with asyncio.timeout(30):
-        while list(tmp_path.iterdir()):  # noqa: ASYNC110, ASYNC240
-            await asyncio.sleep(0.01)
+    await until(lambda: not list(tmp_path.iterdir()))
 
 
 async def test_fake_export_that_is_cancelled_copies_no_more(
@@ -71,9 +70,7 @@ async def test_fake_export_that_is_cancelled_copies_no_more(
         image = FakeImages().resolve("any")
         sandbox = await runtime.create("sb-aaaaaa-0000000001", SandboxSpec(image="any"), image)
         export = asyncio.ensure_future(sandbox.export_upper(tmp_path / "out"))
-        async with asyncio.timeout(20):
-            while not said.exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(said.exists)
         export.cancel()
         with pytest.raises(asyncio.CancelledError):
             await export
