@@ -40,8 +40,10 @@ def remove_if_free(path: Path) -> None:
     with suppress(FileNotFoundError):
         fd = try_lock(path, exclusive=True)
         if fd is not None:
-            path.unlink()
-            os.close(fd)
+            try:
+                path.unlink()
+            finally:
+                os.close(fd)
 
 
 def _try(path: Path) -> int | None:

@@ -144,12 +144,14 @@ class Context:
             for part in path.split("/") if path else ():
                 if stat.S_ISLNK(os.stat(part, dir_fd=fd, follow_symlinks=False).st_mode):
                     raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
-                below = os.open(part, DIRECTORY, dir_fd=fd)
+                try:
+                    below = os.open(part, DIRECTORY, dir_fd=fd)
+                except NotADirectoryError:
+                    yield None
+                    return
                 os.close(fd)
                 fd = below
             yield fd
-        except NotADirectoryError:
-            yield None
         finally:
             os.close(fd)
 

@@ -150,14 +150,16 @@ class MergedView:
                     yield Entry(root, b".", b"", os.fstat(root), 0)
                     return
             for directory in self._directories(place.parts[:-1], stack):
-                with suppress(FileNotFoundError):
-                    name = place.parts[-1]
+                name = place.parts[-1]
+                try:
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    if not is_whiteout(status):
-                        above = place.path[: len(place.path) - len(name)]
-                        yield Entry(directory, name, above, status, len(place.parts))
-                        return
+                except FileNotFoundError:
+                    continue
+                if is_whiteout(status):
                     break
+                above = place.path[: len(place.path) - len(name)]
+                yield Entry(directory, name, above, status, len(place.parts))
+                return
         raise ImageError(f"'/{os.fsdecode(place.path)}' is not in the image")
 
     def walk(self, top: tuple[bytes, ...]) -> Iterator[Entry]:
