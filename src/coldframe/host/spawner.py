@@ -17,12 +17,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coldframe.host import answers, requests, wire, workers
-from coldframe.host.descriptors import close_all, needing_room
-from coldframe.host.outcome import Outcome
+from coldframe.host import answers, execution, requests, wire, workers
+from coldframe.host.descriptors import close_all
+from coldframe.host.execution import Execution
 from coldframe.host.spawner_types import (
     Argument,
     Created,
@@ -43,8 +42,8 @@ from coldframe.host.spawner_types import (
     StreamEnd,
     WorkerStat,
 )
-from coldframe.host.wire import Field, Fields, Scope, Tag, Type
-from coldframe.host.workers import Worker
+from coldframe.host.wire import Field, Fields, Tag, Type
+from coldframe.host.worker import Worker
 from coldframe.protocol.errors import CapacityError, SpawnerLostError
 
 __all__ = [
@@ -71,34 +70,6 @@ __all__ = [
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 60.0
-_DROP_AFTER_S = 0.05
-_DROPS_PER_FRAME = 128
-
-
-@dataclass(slots=True)
-class Execution:
-    """A command that was asked for: its number, and its answers to come."""
-
-    sandbox_id: str
-    exec_id: int
-    ended: Outcome[ExecEnd]
-    """Raises SpawnerFault (not executed), SpawnerLostError, or CapacityError: it was executed,
-    and what came back found no room in this process."""
-    started: Outcome[Started] | None
-    """Only with `want_started`; raises the same."""
-    worker: Worker = field(repr=False)
-
-
-def exec_name(exec_id: int) -> str:
-    """The name under which something is kept with a command."""
-    return f"exec.{exec_id}"
-
-
-STDIN = "stdin."
-
-
-def _stdin_name(exec_id: int) -> str:
-    return f"{STDIN}{exec_id}"
 
 
 class Spawner:
@@ -126,7 +97,6 @@ class Spawner:
         # Above all that those said who drove the same workers before.
         self._first = 1 if config.sockets is None else time.monotonic_ns()
         self._next_exec = self._first
-        self._dropping: asyncio.TimerHandle | None = None
         self._closing = False
         self.program_sha256 = ""
         """Hex digest of the native program that runs, known once started."""
@@ -180,13 +150,9 @@ class Spawner:
     async def leave(self) -> None:
         """Let go of workers that outlive us, once they have been told everything."""
         self._closing = True
-        self._send_drops()
         leaving, self._workers = self._workers, []
         for worker in leaving:
-            await worker.link.flush()
-            worker.link.close("the daemon leaves")
-            if worker.pidfd >= 0:
-                os.close(worker.pidfd)
+            await worker.leave()
 
     async def close(self, patience_s: float = _CLOSE_TIMEOUT_S) -> None:
         """End every worker, and with it (in process) every sandbox; wait until they have gone.
@@ -197,7 +163,7 @@ class Spawner:
         ending, self._workers = self._workers, []
         for worker in ending:
             if self._config.sockets is not None:
-                worker.ask(Type.END, [])
+                worker.tell(Type.END, [])
                 await worker.link.flush()
             worker.link.close("the spawner is closed")
         await asyncio.gather(*(worker.reap(patience_s) for worker in ending))
@@ -256,7 +222,7 @@ class Spawner:
         except CapacityError:
             # It may be there all the same, without a root that we could reach.
             if spec.keep is not None:
-                self.drop(self._of[spec.sandbox_id], spec.sandbox_id)
+                self._of[spec.sandbox_id].drop(spec.sandbox_id)
             with contextlib.suppress(SpawnerFault):
                 await self.destroy(spec.sandbox_id)
             self._of.pop(spec.sandbox_id, None)
@@ -312,77 +278,14 @@ class Spawner:
         worker = self._worker_of(spec.sandbox_id)
         exec_id = self._next_exec
         self._next_exec += 1
-        ended: Outcome[ExecEnd] = Outcome()
-        started: Outcome[Started] | None = Outcome() if spec.want_started else None
-        descriptors: list[int] = []
-        fields = requests.exec_fields(spec, exec_id, descriptors)
-        waiter = answers.ExecAnswer(ended, started)
-        if spec.keep_stdin is not None:
-            # Before: without it, the command would see the end of its stdin when we die.
-            self._keep(worker, _stdin_name(exec_id), Keep(b"", (spec.keep_stdin,)), [])
-        self._send(worker, Type.EXEC, fields, waiter, descriptors)
-        return Execution(spec.sandbox_id, exec_id, ended, started, worker)
-
-    async def output(self, execution: Execution) -> OutputSpools:
-        """The spool files of an exec, from now on kept up to date. ENOENT: not kept any more."""
-        return await self._ask_exec(Type.EXEC_OUTPUT, execution, answers.decode_output)
-
-    async def watch(self, execution: Execution, stdout_seen: int, stderr_seen: int) -> Progress:
-        """Return when a total is past what was seen, or nothing more will come."""
-        extra = (Tag.SEEN, wire.U64_PAIR.pack(stdout_seen, stderr_seen))
-        return await self._ask_exec(Type.EXEC_WATCH, execution, answers.decode_progress, extra)
-
-    async def mark(self, execution: Execution) -> Progress:
-        """Read the pipes until they are empty, and tell how far the streams are."""
-        return await self._ask_exec(Type.EXEC_MARK, execution, answers.decode_progress)
-
-    async def signal(self, execution: Execution, signum: int, scope: Scope = Scope.GROUP) -> int:
-        """Send a signal; return how many processes it reached (a group counts as one)."""
-        extra = (Tag.SIGNAL_NUMBERS, wire.U64_PAIR.pack(signum, scope))
-        return await self._ask_exec(Type.SIGNAL, execution, answers.decode_count, extra)
-
-    async def forget(self, execution: Execution) -> None:
-        """Drop the spool of an ended exec; what it left running goes on."""
-        await self._ask_exec(Type.EXEC_FORGET, execution, answers.decode_nothing)
+        return execution.start(worker, exec_id, spec)
 
     # --- what outlives us -------------------------------------------------------------
 
     def keep(self, name: str, keep: Keep) -> None:
         """Let every worker keep something under a name, for the next daemon."""
         for worker in self._workers:
-            self._keep(worker, name, keep, [])
-
-    def keep_sandbox(self, worker: Worker, sandbox_id: str, keep: Keep) -> None:
-        """Replace what is kept with a sandbox of this worker's, which may have ended."""
-        self._keep(worker, sandbox_id, keep, requests.lease_fields(keep))
-
-    def _keep(self, worker: Worker, name: str, keep: Keep, more: list[Field]) -> None:
-        descriptors: list[int] = []
-        fields: list[Field] = [(Tag.KEPT, name.encode()), *more]
-        fields += requests.keep_fields(keep, descriptors)
-        worker.ask(Type.KEEP, fields, descriptors)
-
-    def drop_stdin(self, execution: Execution) -> None:
-        """Let the worker close its copy of the writing end of a command's stdin, at once."""
-        name = _stdin_name(execution.exec_id)
-        execution.worker.ask(Type.DROP, [(Tag.KEPT, name.encode())])
-
-    def drop(self, worker: Worker, name: str) -> None:
-        """Let a worker keep something no longer. It is told a little later."""
-        worker.drops.append(name)
-        if self._dropping is None and not self._closing:
-            loop = asyncio.get_running_loop()
-            self._dropping = loop.call_later(_DROP_AFTER_S, self._send_drops)
-
-    def _send_drops(self) -> None:
-        if self._dropping is not None:
-            self._dropping.cancel()
-            self._dropping = None
-        for worker in self._workers:
-            drops, worker.drops = worker.drops, []
-            for start in range(0, len(drops), _DROPS_PER_FRAME):
-                part = drops[start : start + _DROPS_PER_FRAME]
-                worker.ask(Type.DROP, [(Tag.KEPT, name.encode()) for name in part])
+            worker.keep(name, keep)
 
     def worker_of(self, sandbox_id: str) -> Worker | None:
         """The worker that a sandbox belongs to."""
@@ -392,33 +295,17 @@ class Spawner:
         """Return all that the workers have kept, of each the oldest first."""
         found: list[tuple[Worker, Kept]] = []
         for worker in list(self._workers):
-            after = 0
-            while page := await self._ask(
-                worker,
-                Type.KEPT_LIST,
-                [(Tag.AFTER, wire.U64.pack(after))],
-                answers.decode_kept,
-            ):
+            fields: list[Field] = [(Tag.AFTER, wire.U64.pack(0))]
+            while page := await worker.ask(Type.KEPT_LIST, fields, answers.decode_kept):
                 found += [(worker, kept) for kept in page]
-                after = page[-1].serial
+                fields = [(Tag.AFTER, wire.U64.pack(page[-1].serial))]
         return found
 
     async def await_sandbox(self, worker: Worker, sandbox_id: str) -> Created:
         """Reach a sandbox that another daemon made, or was making. Raises as `create`."""
         self._of[sandbox_id] = worker
         fields: list[Field] = [(Tag.KEPT, sandbox_id.encode())]
-        return await self._ask(worker, Type.AWAIT, fields, answers.decode_created)
-
-    def await_exec(self, worker: Worker, sandbox_id: str, exec_id: int) -> Execution:
-        """Follow a command that another daemon asked for; it may have ended.
-
-        `started` tells of one that still runs.
-        """
-        ended: Outcome[ExecEnd] = Outcome()
-        started: Outcome[Started] = Outcome()
-        waiter = answers.ExecAnswer(ended, started)
-        self._send(worker, Type.AWAIT, [(Tag.KEPT, exec_name(exec_id).encode())], waiter)
-        return Execution(sandbox_id, exec_id, ended, started, worker)
+        return await worker.ask(Type.AWAIT, fields, answers.decode_created)
 
     # --- the machine --------------------------------------------------------------
 
@@ -433,12 +320,12 @@ class Spawner:
             (Tag.NAME, requests.to_bytes(name)),
         ]
         worker = self._pick(self._turn_to_help)
-        return await self._ask(worker, Type.REMOVE_TREE, fields, answers.decode_count, [directory])
+        return await worker.ask(Type.REMOVE_TREE, fields, answers.decode_count, [directory])
 
     async def stat(self) -> tuple[WorkerStat, ...]:
         """Counts of each worker that lives."""
         asked = [
-            self._ask(worker, Type.STAT, [], answers.decode_stat)
+            worker.ask(Type.STAT, [], answers.decode_stat)
             for worker in self._workers
             if not worker.lost
         ]
@@ -450,9 +337,8 @@ class Spawner:
             (Tag.COUNT, wire.U64.pack(count)),
             (Tag.PATH, os.fsencode(path)),
         ]
-        return await self._ask(
-            self._pick(self._turn_to_help), Type.MEASURE, fields, answers.decode_durations
-        )
+        worker = self._pick(self._turn_to_help)
+        return await worker.ask(Type.MEASURE, fields, answers.decode_durations)
 
     # --- inside -------------------------------------------------------------------
 
@@ -492,33 +378,6 @@ class Spawner:
             raise SpawnerFault(errno.ENOENT, "sandbox", f"no sandbox {sandbox_id!r}")
         return worker
 
-    def _send(
-        self,
-        worker: Worker,
-        frame_type: Type,
-        fields: list[Field],
-        waiter: answers.Answer[T],
-        descriptors: Sequence[int] = (),
-    ) -> None:
-        try:
-            with needing_room("the spawner was not asked"):
-                worker.link.request(frame_type, fields, waiter, descriptors)
-        except (BrokenPipeError, ConnectionError) as error:
-            worker.link.close(str(error))
-            raise SpawnerLostError(f"the spawner worker is gone: {error}") from error
-
-    async def _ask(
-        self,
-        worker: Worker,
-        frame_type: Type,
-        fields: list[Field],
-        decode: Callable[[Fields, list[int]], T],
-        descriptors: Sequence[int] = (),
-    ) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._send(worker, frame_type, fields, answers.Answer(future, decode), descriptors)
-        return await future
-
     async def _make(
         self,
         sandbox_id: str,
@@ -530,7 +389,7 @@ class Spawner:
         worker = self._of.get(sandbox_id) or self._pick(self._turn_to_make)
         self._of[sandbox_id] = worker
         try:
-            return await self._ask(worker, frame_type, fields, decode, descriptors)
+            return await worker.ask(frame_type, fields, decode, descriptors)
         except SpawnerFault as fault:
             if fault.stage != "sandbox":  # else the worker has another of this id
                 self._of.pop(sandbox_id, None)
@@ -548,14 +407,4 @@ class Spawner:
     ) -> T:
         worker = self._worker_of(sandbox_id)
         fields = [(Tag.SANDBOX, sandbox_id.encode()), *extra]
-        return await self._ask(worker, frame_type, fields, decode)
-
-    async def _ask_exec(
-        self,
-        frame_type: Type,
-        execution: Execution,
-        decode: Callable[[Fields, list[int]], T],
-        *extra: Field,
-    ) -> T:
-        fields = [(Tag.EXEC_ID, wire.U64.pack(execution.exec_id)), *extra]
-        return await self._ask(execution.worker, frame_type, fields, decode)
+        return await worker.ask(frame_type, fields, decode)

@@ -1,4 +1,4 @@
-"""Spawner workers as processes: start one, find one that outlived its daemon, end it.
+"""Start a worker of the spawner, or find one that outlived its daemon.
 
 One that is to outlive this process listens on a socket of its own in a directory of the node's;
 there the next daemon connects to it.
@@ -11,13 +11,10 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import select
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -27,58 +24,15 @@ from coldframe.host.link import Link
 from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import SpawnerConfig, SpawnerFault
 from coldframe.host.wire import Field, Fields, Tag, Type
+from coldframe.host.worker import Worker
 from coldframe.protocol.errors import CapabilityError, SpawnerLostError, VersionMismatchError
 
 OnEvent = Callable[[int, Fields, list[int]], None]
-OnLost = Callable[["Worker", str], None]
+OnLost = Callable[[Worker, str], None]
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _ATTACH_S = 30.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-@dataclass(eq=False, slots=True)
-class Worker:
-    """One worker process and the connection to it."""
-
-    pid: int
-    pidfd: int
-    link: Link
-    lost: bool = False
-    features: tuple[str, ...] = ()
-    drops: list[str] = field(default_factory=list)
-    """Names of what it need not keep any more, and has not been told yet."""
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it has ended in that time; blocks."""
-        if self.pidfd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if not poll.poll(None if timeout_s is None else timeout_s * 1000):
-            return False
-        with contextlib.suppress(ChildProcessError):  # another daemon's child
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-        fd, self.pidfd = self.pidfd, -1
-        os.close(fd)
-        return True
-
-    async def reap(self, timeout_s: float) -> None:
-        """Return when it has ended; it is killed after `timeout_s`."""
-        if not await asyncio.to_thread(self.wait, timeout_s):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            await asyncio.to_thread(self.wait)
-
-    def ask(
-        self,
-        frame_type: Type,
-        fields: list[Field],
-        descriptors: Sequence[int] = (),
-    ) -> None:
-        """Ask for something that nobody waits for."""
-        with contextlib.suppress(OSError):  # it is gone, or going
-            answer = answers.Answer(Outcome[None](), answers.decode_nothing)
-            self.link.request(frame_type, fields, answer, descriptors)
 
 
 def sealed_program(binary: Path | None) -> tuple[int, str]:

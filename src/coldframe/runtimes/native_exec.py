@@ -16,7 +16,7 @@ from coldframe.host import forks, wire
 from coldframe.host.descriptors import needing_room
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.host.pipes import StatusStream, StdinFeed
-from coldframe.host.spawner import ExecEnd, Execution, Spawner, SpawnerFault, Started
+from coldframe.host.spawner import ExecEnd, Execution, SpawnerFault, Started
 from coldframe.protocol import errors
 from coldframe.protocol.errors import (
     CapacityError,
@@ -46,7 +46,6 @@ class NativeExec:
 
     def __init__(
         self,
-        spawner: Spawner,
         execution: Execution,
         plan: Plan,
         operation_id: str,
@@ -58,10 +57,10 @@ class NativeExec:
     ) -> None:
         """`kept_stdin`: the spawner holds the writing end of stdin, too."""
         self._kept_stdin = kept_stdin
-        self._spawner, self.execution, self._plan = spawner, execution, plan
+        self.execution, self._plan = execution, plan
         self.operation_id = operation_id
         self._feed, self._status = feed, status
-        self._output = NativeOutput(spawner, execution, plan.request.spool_bytes)
+        self._output = NativeOutput(execution, plan.request.spool_bytes)
         self._started: Started | None = None
         self._pty = -1
         self._asked_at = time.time()
@@ -150,7 +149,7 @@ class NativeExec:
         """Its end must not be held open by the spawner either."""
         kept, self._kept_stdin = self._kept_stdin, False
         if kept:
-            self._spawner.drop_stdin(self.execution)
+            self.execution.drop_stdin()
 
     async def wait(self) -> ExecResult:
         """See `RunningExec.wait`."""
@@ -180,7 +179,7 @@ class NativeExec:
             return
         if self.left_processes:
             with contextlib.suppress(SpawnerFault, SpawnerLostError):  # not kept any more
-                await self._spawner.forget(self.execution)
+                await self.execution.forget()
         with contextlib.suppress(ColdframeError):  # `wait` tells it to whoever asks
             await self.wait()
         self.drop()
@@ -340,7 +339,7 @@ class NativeExec:
         if not 1 <= signum <= 64:
             raise InvalidRequestError(f"signal {signum} is not in 1..64")
         try:
-            return await self._spawner.signal(self.execution, signum, _SCOPES[scope])
+            return await self.execution.signal(signum, _SCOPES[scope])
         except SpawnerFault as fault:
             if fault.errno in {errno.ENOENT, errno.ESRCH}:
                 return 0

@@ -18,13 +18,14 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from coldframe.host.cgroups import NodeCgroups
+from coldframe.host.execution import EXEC
 from coldframe.host.idranges import IdRanges
 from coldframe.host.outcome import Outcome
 from coldframe.host.pipes import CommandPipes
 from coldframe.host.roottree import closing
 from coldframe.host.spares import SpareUppers
-from coldframe.host.spawner import ExecEnd, Execution, Keep, Spawner, exec_name
-from coldframe.host.workers import Worker
+from coldframe.host.spawner import ExecEnd, Execution, Keep, Spawner
+from coldframe.host.worker import Worker
 from coldframe.images.base import Image
 from coldframe.protocol import wire
 from coldframe.protocol.models import ExecRequest, SandboxSpec
@@ -47,7 +48,6 @@ class _Record:
     id_base: int
     resolv: str | None = None
     """What its resolv.conf held before the first policy, as `NativeEgress` tells it."""
-    spawner: Spawner | None = None
     worker: Worker | None = None
 
 
@@ -84,7 +84,8 @@ class Keeping:
         self._notes = notes
         self.grace_s = grace_s
         self._sandboxes: dict[str, _Record] = {}
-        self._execs: dict[str, tuple[Spawner, Worker, int]] = {}
+        self._execs: dict[str, tuple[Worker, str]] = {}
+        """Of each command: who keeps something with it, and under which name."""
         self._spooled: OrderedDict[str, None] = OrderedDict()
         self.storage: SpareUppers
 
@@ -126,25 +127,22 @@ class Keeping:
             del self._sandboxes[sandbox_id]
             raise
 
-    def made(self, sandbox_id: str, spawner: Spawner) -> None:
-        """It is there."""
-        record = self._sandboxes[sandbox_id]
-        record.spawner, record.worker = spawner, spawner.worker_of(sandbox_id)
+    def made(self, sandbox_id: str, worker: Worker | None) -> None:
+        """It is there; None: its worker has died since."""
+        self._sandboxes[sandbox_id].worker = worker
 
-    def adopt_sandbox(
-        self, sandbox_id: str, note: SandboxNote, spawner: Spawner, worker: Worker
-    ) -> None:
+    def adopt_sandbox(self, sandbox_id: str, note: SandboxNote, worker: Worker) -> None:
         """It was made by another process, and this worker has its note."""
         self._sandboxes[sandbox_id] = _Record(
-            note.spec, note.image, note.id_base, note.resolv, spawner, worker
+            note.spec, note.image, note.id_base, note.resolv, worker
         )
 
     def note_sandbox(self, sandbox_id: str) -> None:
         """Replace its note."""
         record = self._sandboxes.get(sandbox_id)
-        if record is not None and record.spawner is not None and record.worker is not None:
+        if record is not None and record.worker is not None:
             with self._note(sandbox_id, record) as keep:
-                record.spawner.keep_sandbox(record.worker, sandbox_id, keep)
+                record.worker.keep_sandbox(sandbox_id, keep)
 
     def note_network(self, sandbox_id: str, spec: SandboxSpec, resolv: str | None) -> None:
         """Another policy is in force."""
@@ -160,8 +158,8 @@ class Keeping:
     def drop_sandbox(self, sandbox_id: str) -> None:
         """Its note is not needed any more."""
         record = self._sandboxes.pop(sandbox_id, None)
-        if record is not None and record.spawner is not None and record.worker is not None:
-            record.spawner.drop(record.worker, sandbox_id)
+        if record is not None and record.worker is not None:
+            record.worker.drop(sandbox_id)
 
     @contextlib.contextmanager
     def _note(self, sandbox_id: str, record: _Record) -> Iterator[Keep]:
@@ -194,9 +192,9 @@ class Keeping:
         with packed(lines, held) as (note, descriptors):
             yield Keep(note, descriptors or None)
 
-    def started(self, operation_id: str, spawner: Spawner, execution: Execution) -> None:
+    def started(self, operation_id: str, execution: Execution) -> None:
         """It was asked for, or found."""
-        self._execs[operation_id] = spawner, execution.worker, execution.exec_id
+        self._execs[operation_id] = execution.worker, f"{EXEC}{execution.exec_id}"
         execution.ended.then(lambda ended: self._ended(operation_id, ended))
 
     def _ended(self, operation_id: str, ended: Outcome[ExecEnd]) -> None:
@@ -215,8 +213,8 @@ class Keeping:
         self._spooled.pop(operation_id, None)
         known = self._execs.pop(operation_id, None)
         if known is not None:
-            spawner, worker, exec_id = known
-            spawner.drop(worker, exec_name(exec_id))
+            worker, name = known
+            worker.drop(name)
 
 
 # --- notes as bytes -------------------------------------------------------------------

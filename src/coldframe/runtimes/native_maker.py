@@ -187,7 +187,7 @@ class Maker:
             with keeping as keep:
                 created = await spawner.create(order.at(id_base, upper, keep, inject))
             if self._keeping is not None:
-                self._keeping.made(sandbox_id, spawner)
+                self._keeping.made(sandbox_id, spawner.worker_of(sandbox_id))
             return created
         except SpawnerFault as fault:
             raise create_error(fault, sandbox_id) from fault

@@ -15,7 +15,6 @@ from coldframe.host.spawner import (
     ExecEnd,
     Execution,
     Progress,
-    Spawner,
     SpawnerFault,
     StreamEnd,
 )
@@ -31,8 +30,8 @@ _EMPTY = Output()
 class NativeOutput:
     """Reads by cursor; totals only grow."""
 
-    def __init__(self, spawner: Spawner, execution: Execution, spool_bytes: int) -> None:
-        self._spawner, self._execution = spawner, execution
+    def __init__(self, execution: Execution, spool_bytes: int) -> None:
+        self._execution = execution
         self._spool_bytes = spool_bytes
         self._fds: list[int] = []
         """Of both streams, if at hand; -1: of one that is in `_inline`."""
@@ -111,7 +110,7 @@ class NativeOutput:
     async def mark(self) -> tuple[int, int]:
         """Drain the pipes; return the totals, below which everything can be read."""
         try:
-            self._note(await self._spawner.mark(self._execution))
+            self._note(await self._execution.mark())
         except (SpawnerFault, SpawnerLostError) as error:
             await self._note_end(error)
         return self._totals[STDOUT], self._totals[STDERR]
@@ -120,7 +119,7 @@ class NativeOutput:
         seen = [_NEVER, _NEVER]
         seen[index] = cursor
         try:
-            self._note(await self._spawner.watch(self._execution, seen[0], seen[1]))
+            self._note(await self._execution.watch(seen[0], seen[1]))
         except (SpawnerFault, SpawnerLostError) as error:
             await self._note_end(error)
 
@@ -171,7 +170,7 @@ class NativeOutput:
             self._adopt(ended.result())
             return
         try:
-            spools = await self._spawner.output(self._execution)
+            spools = await self._execution.output()
         except (SpawnerFault, SpawnerLostError) as error:
             if isinstance(error, SpawnerFault) and error.errno != errno.ENOENT:
                 raise

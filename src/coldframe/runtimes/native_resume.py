@@ -42,7 +42,7 @@ class Resumption:
         ground.ids.adopt(left.blocks, {one.note.id_base for one in alive})
         await ground.storage.adopt(native_takeover.uppers_of(alive), self._maker.remove_tree)
         for one in left.sandboxes:
-            keeping.adopt_sandbox(one.id, one.note, self._spawner, one.worker)
+            keeping.adopt_sandbox(one.id, one.note, one.worker)
         if not left.complete:  # what a worker that has died since has left
             await ground.reap_others({one.id for one in alive})
         found = tuple(self._sandbox(one) for one in left.sandboxes)
@@ -71,8 +71,8 @@ class Resumption:
     def _command(self, left: LeftExec) -> FoundExec:
         sandbox = self._sandboxes.get(left.note.sandbox_id)
         ended = _no_end if sandbox is None else sandbox.exec_ended
-        running = native_takeover.go_on(self._spawner, left, ended)
-        self._keeping.started(running.operation_id, self._spawner, running.execution)
+        running = native_takeover.go_on(left, ended)
+        self._keeping.started(running.operation_id, running.execution)
         if sandbox is not None:
             sandbox.go_on(running)
         return native_takeover.found(left, running)

@@ -147,7 +147,7 @@ class NativeSandbox:
             return self._ask(plan, operation_id, pipes, None)
         with keeping.starting(self._id, operation_id, plan.request, pipes) as keep:
             running = self._ask(plan, operation_id, pipes, keep)
-        keeping.started(operation_id, self.parts.spawner, running.execution)
+        keeping.started(operation_id, running.execution)
         return running
 
     def _ask(
@@ -179,7 +179,6 @@ class NativeSandbox:
             too_long = SpawnerFault(errno.E2BIG, "program", str(error))
             raise exec_error(too_long, plan) from error
         return NativeExec(
-            self.parts.spawner,
             execution,
             plan,
             operation_id,

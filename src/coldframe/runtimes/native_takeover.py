@@ -12,10 +12,11 @@ from pathlib import Path
 from coldframe.host import workers
 from coldframe.host.cgroups import NodeCgroups
 from coldframe.host.descriptors import close_all
+from coldframe.host.execution import EXEC, STDIN, follow
 from coldframe.host.pipes import STATUS_NAMES, StatusStream, StdinFeed
-from coldframe.host.spawner import STDIN, Created, Kept, Spawner, SpawnerFault, exec_name
+from coldframe.host.spawner import Created, Kept, Spawner, SpawnerFault
 from coldframe.host.wire import GoneCause, KeptState
-from coldframe.host.workers import Worker
+from coldframe.host.worker import Worker
 from coldframe.protocol.errors import SpawnerLostError
 from coldframe.runtimes.base import Gone
 from coldframe.runtimes.native_exec import NativeExec
@@ -32,7 +33,6 @@ from coldframe.runtimes.native_request import Plan
 from coldframe.runtimes.outliving import FoundExec, NothingFoundError
 
 _AT_ONCE = 64
-_EXEC = exec_name(0).rstrip("0")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
     sandboxes: list[tuple[Worker, Kept]] = []
     execs: list[tuple[Worker, Kept]] = []
     for worker, one in kept:
-        if one.name.startswith(_EXEC):
+        if one.name.startswith(EXEC):
             execs.append((worker, one))
         elif one.name.startswith(STDIN):
             stdins[worker, one.name.removeprefix(STDIN)] = one.descriptors[0]
@@ -124,7 +124,7 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
     lefts = [_exec(worker, one, stdins) for worker, one in execs]
     for (worker, number), fd in stdins.items():  # of commands that have ended
         os.close(fd)
-        spawner.drop(worker, f"{STDIN}{number}")
+        worker.drop(f"{STDIN}{number}")
     return Left(
         complete,
         node.descriptors[0],
@@ -147,7 +147,7 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
 
 def _exec(worker: Worker, kept: Kept, stdins: dict[tuple[Worker, str], int]) -> LeftExec:
     lines, held = unpacked(kept.note, kept.descriptors)
-    number = kept.name.removeprefix(_EXEC)
+    number = kept.name.removeprefix(EXEC)
     running = kept.state is KeptState.RUNNING
     stdin = stdins.pop((worker, number), None) if running else None
     ended_at = None if running else kept.ended_at
@@ -197,15 +197,14 @@ def gone_cause(cause: int, code: int) -> str:
     return said.get(GoneCause(cause), f"exit {code}")
 
 
-def go_on(spawner: Spawner, left: LeftExec, ended: Callable[[NativeExec], None]) -> NativeExec:
+def go_on(left: LeftExec, ended: Callable[[NativeExec], None]) -> NativeExec:
     """Follow a command that another process had started; `ended` as of `NativeExec`."""
     note = left.note
     status: StatusStream | None = None
     if note.pipes == STATUS_NAMES and len(left.held) == len(STATUS_NAMES):
         status = StatusStream(*left.held)
     running = NativeExec(
-        spawner,
-        spawner.await_exec(left.worker, note.sandbox_id, left.exec_id),
+        follow(left.worker, note.sandbox_id, left.exec_id),
         Plan.of(note.request),
         note.operation_id,
         feed=None if left.stdin is None else StdinFeed(left.stdin),

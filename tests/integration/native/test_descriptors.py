@@ -84,10 +84,10 @@ async def test_output_without_room_can_be_asked_for_again(native: Native) -> Non
     sandbox = await native.create()
     execution = native.start(sandbox, "/bin/sh", "-c", "echo there; sleep 30")
     with room_for(1), pytest.raises(CapacityError):
-        await native.spawner.output(execution)
+        await execution.output()
 
-    spools = await native.spawner.output(execution)
-    progress = await native.spawner.watch(execution, 0, 0)
+    spools = await execution.output()
+    progress = await execution.watch(0, 0)
     assert os.pread(spools.stdout_fd, 100, 0) == b"there\n"
     assert progress.stdout_total == 6
     os.close(spools.stdout_fd)
@@ -114,6 +114,6 @@ async def test_worker_without_room_refuses_a_request_and_lives(native: Native) -
         os.close(writing)
 
     assert native.lost == []
-    assert await native.spawner.signal(waiting, signal.SIGTERM) == 1
+    assert await waiting.signal(signal.SIGTERM) == 1
     assert (await waiting.ended).code == signal.SIGTERM
     assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"

@@ -197,7 +197,7 @@ async def test_exec_that_leaves_a_child_ends_with_its_leader(native: Native) -> 
     end.close()
     assert len(end.leftovers) == 1
     await native.wait_for_names(sandbox, b"sleep")
-    assert await native.spawner.signal(execution, signal.SIGKILL, Scope.TREE) == 1
+    assert await execution.signal(signal.SIGKILL, Scope.TREE) == 1
 
 
 async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> None:
@@ -212,7 +212,7 @@ async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> 
         extra=[(9, read_end)],
     )
     end = await execution.ended
-    spools = await native.spawner.output(execution)
+    spools = await execution.output()
     os.close(read_end)
 
     assert (end.code, end.stdout.total) == (3, 0)
@@ -220,10 +220,10 @@ async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> 
     os.close(spools.stderr_fd)
     os.write(write_end, b"go\n")
     os.close(write_end)
-    progress = await native.spawner.mark(execution)
+    progress = await execution.mark()
     while progress.stdout_total < 300000:
         await asyncio.sleep(0.005)
-        progress = await native.spawner.mark(execution)
+        progress = await execution.mark()
     assert os.pread(spools.stdout_fd, 300001, 0) == bytes(300000)
     os.close(spools.stdout_fd)
 
@@ -260,7 +260,7 @@ async def test_last_words_of_leftovers_are_kept_although_nobody_read_before(
     await native.wait_for_names(sandbox)
     with pytest.raises(SpawnerFault, match="ENOENT"):
         while True:
-            await native.spawner.mark(execution)
+            await execution.mark()
             await asyncio.sleep(0.005)
 
     assert end.stdout.total == 6
@@ -279,7 +279,7 @@ async def test_spool_of_leftovers_says_how_much_they_wrote_round_its_ring(native
     await native.sh(sandbox, "touch /go")
     with pytest.raises(SpawnerFault, match="ENOENT"):
         while True:
-            await native.spawner.mark(execution)
+            await execution.mark()
             await asyncio.sleep(0.005)
 
     assert end.stdout.spool_fd is not None
@@ -304,7 +304,7 @@ async def test_watch_of_silent_leftovers_waits(native: Native) -> None:
     end = await execution.ended
     end.close()
 
-    news = asyncio.ensure_future(native.spawner.watch(execution, 6, 0))
+    news = asyncio.ensure_future(execution.watch(6, 0))
     done, _ = await asyncio.wait([news], timeout=0.2)
     assert not done
     await native.sh(sandbox, "touch /go")
@@ -340,7 +340,7 @@ async def test_killed_exec_ends_although_a_tracer_holds_its_exit(
 
     async with asyncio.timeout(10):
         if by == "kill":
-            await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE)
+            await victim.signal(signal.SIGKILL, Scope.TREE)
         elif by == "kill_all":
             await native.spawner.kill_all(sandbox.sandbox_id)
         end = await victim.ended
@@ -409,15 +409,15 @@ async def test_watch_returns_when_output_grows(native: Native) -> None:
         sandbox, "sh", "-c", "read x; echo one; read x; echo two", stdin=read_end
     )
     os.close(read_end)
-    spools = await native.spawner.output(execution)
-    watched = asyncio.ensure_future(native.spawner.watch(execution, 0, 0))
+    spools = await execution.output()
+    watched = asyncio.ensure_future(execution.watch(0, 0))
     os.write(write_end, b"\n")
 
     progress = await watched
     assert (progress.stdout_total, progress.ended) == (4, False)
     assert os.pread(spools.stdout_fd, 100, 0) == b"one\n"
     # Asked before, as nothing is known of a command that has ended.
-    watched = asyncio.ensure_future(native.spawner.watch(execution, 4, 0))
+    watched = asyncio.ensure_future(execution.watch(4, 0))
     await asyncio.sleep(0)
     os.write(write_end, b"\n")
     assert (await watched).stdout_total == 8
@@ -451,7 +451,7 @@ async def test_signal_scope_reaches_no_more_than_it_says(
     )
     await native.wait_for_names(sandbox, b"sh", b"sh", b"sleep", b"sleep")
 
-    assert await native.spawner.signal(execution, signal.SIGKILL, scope) > 0
+    assert await execution.signal(signal.SIGKILL, scope) > 0
 
     end = await execution.ended
     if scope is Scope.CHILDREN:
@@ -492,7 +492,7 @@ async def test_exec_in_flight_at_destroy_ends_as_sandbox_gone_with_output(native
     """What an episode printed is evidence, however it ended."""
     sandbox = await native.create()
     execution = native.start(sandbox, "sh", "-c", "echo so far; sleep 100")
-    while not (await native.spawner.watch(execution, 0, 0)).stdout_total:
+    while not (await execution.watch(0, 0)).stdout_total:
         pass
 
     await native.spawner.destroy(sandbox.sandbox_id)
@@ -540,7 +540,7 @@ async def test_command_takes_the_cgroup_that_was_left_empty_and_no_other(native:
     victim = native.start(sandbox, "sleep", "1000", want_started=True)
     assert victim.started is not None
     await victim.started
-    assert await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE) == 1
+    assert await victim.signal(signal.SIGKILL, Scope.TREE) == 1
     assert (await victim.ended).reason is Reason.SIGNAL
     await native.wait_for_names(sandbox, b"sleep")
     assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
@@ -554,7 +554,7 @@ async def test_sandbox_takes_no_terminals_from_its_neighbours(native: Native) ->
     """The machine has some 3,000 for all sandboxes: one that opens all it can gets 128."""
     greedy, neighbour = await native.create(), await native.create()
     holder = native.start(greedy, "probe", "keep", "terminals", "1000")
-    while not (await native.spawner.watch(holder, 0, 0)).stdout_total:
+    while not (await holder.watch(0, 0)).stdout_total:
         pass
 
     with pytest.raises(SpawnerFault) as refused:

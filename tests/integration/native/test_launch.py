@@ -29,7 +29,7 @@ SPINNERS = "i=0; while [ $i -lt {} ]; do (while :; do :; done) & i=$((i+1)); don
 async def _spin(native: Native, sandbox: Created, count: int, **changes: float) -> Execution:
     """Return once that many processes of the sandbox want all of the processor."""
     spinners = native.start(sandbox, "sh", "-c", SPINNERS.format(count), **changes)
-    assert (await native.spawner.watch(spinners, 0, 0)).stdout_total == len("up\n")
+    assert (await spinners.watch(0, 0)).stdout_total == len("up\n")
     return spinners
 
 
@@ -44,9 +44,7 @@ async def test_signal_to_a_command_that_is_being_launched_reaches_it(native: Nat
     own = [native.start(busy, "sleep", "100") for _ in range(6)]
 
     async with asyncio.timeout(60):
-        reached = await asyncio.gather(
-            *(native.spawner.signal(one, signal.SIGTERM, Scope.GROUP) for one in own)
-        )
+        reached = await asyncio.gather(*(one.signal(signal.SIGTERM, Scope.GROUP) for one in own))
         ends = await _ends(own)
 
     assert reached == [1] * 6
@@ -63,7 +61,7 @@ async def test_signals_to_a_command_that_is_never_executed_reach_nobody(native: 
     spinners = await _spin(native, busy, 20)
     lines = [native.start(busy, "true") for _ in range(40)]
     last = native.start(busy, "not there")
-    asked = [native.spawner.signal(last, signal.SIGTERM, Scope.TREE) for _ in range(9)]
+    asked = [last.signal(signal.SIGTERM, Scope.TREE) for _ in range(9)]
 
     reached = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
 

@@ -156,7 +156,7 @@ async def test_pid_1_killed_from_outside_ends_execs_and_raises_gone(native: Nati
     """A sandbox that dies by itself must never look like one that hangs."""
     sandbox = await native.create()
     execution = native.start(sandbox, "sh", "-c", "echo so far; sleep 100")
-    while not (await native.spawner.watch(execution, 0, 0)).stdout_total:
+    while not (await execution.watch(0, 0)).stdout_total:
         pass
 
     os.kill(sandbox.pid, signal.SIGKILL)

@@ -61,7 +61,7 @@ async def test_request_is_answered_before_output_that_came_earlier(native: Nativ
     order: list[str] = []
     async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write):
         flooders = await _writers(native, sandbox, 10, PIPE_BYTES, go, wrote_write)
-        watched = [asyncio.ensure_future(native.spawner.watch(one, 0, 0)) for one in flooders]
+        watched = [asyncio.ensure_future(one.watch(0, 0)) for one in flooders]
         for future in watched:
             future.add_done_callback(lambda _: order.append("output"))
         await native.spawner.stat()
@@ -126,7 +126,7 @@ async def test_sandboxes_take_turns_however_many_streams_each_has(native: Native
             (neighbour,) = await _writers(native, one, 1, 10, later, wrote_write)
             watched = []
             for name, execution in [*(("many", f) for f in flooders), ("one", neighbour)]:
-                future = asyncio.ensure_future(native.spawner.watch(execution, 0, 0))
+                future = asyncio.ensure_future(execution.watch(0, 0))
                 future.add_done_callback(lambda _, name=name: order.append(name))
                 watched.append(future)
             await native.spawner.stat()
@@ -181,7 +181,7 @@ async def test_flood_of_leftovers_is_read_at_a_bounded_rate(native: Native) -> N
     async with asyncio.timeout(30):
         while taken < before + burst + rate:
             await asyncio.sleep(0.05)
-            spools = await native.spawner.output(execution)
+            spools = await execution.output()
             taken = spools.progress.stdout_total + spools.progress.stderr_total
             os.close(spools.stdout_fd)
             os.close(spools.stderr_fd)
@@ -191,7 +191,7 @@ async def test_flood_of_leftovers_is_read_at_a_bounded_rate(native: Native) -> N
 
 
 async def _written(native: Native, execution: Execution) -> int:
-    return (await native.spawner.mark(execution)).stdout_total
+    return (await execution.mark()).stdout_total
 
 
 async def test_flood_has_the_smaller_share_while_commands_start(native: Native) -> None:
@@ -203,7 +203,7 @@ async def test_flood_has_the_smaller_share_while_commands_start(native: Native) 
     await flood.started
     seen = 0
     while seen < 16 << 20:
-        seen = (await native.spawner.watch(flood, seen, 0)).stdout_total
+        seen = (await flood.watch(seen, 0)).stdout_total
 
     async def busy() -> None:
         for _ in range(100):

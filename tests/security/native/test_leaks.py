@@ -338,8 +338,8 @@ async def test_commands_that_resist_being_killed_gain_little_processor_time(
         victim = native.start(sandbox, "sleep", "100", want_started=True)
         assert victim.started is not None
         tracer = native.start(sandbox, "probe", "hold", str((await victim.started).pid))
-        await native.spawner.watch(tracer, 0, 0)
-        await native.spawner.signal(victim, signal.SIGKILL, Scope.TREE)
+        await tracer.watch(0, 0)
+        await victim.signal(signal.SIGKILL, Scope.TREE)
         seen: float | None = None
         while not victim.ended.done():
             raised, now = limit.read_text() != usual, time.monotonic()
@@ -357,11 +357,11 @@ async def test_limits_per_user_of_the_kernel_are_not_shared(native: Native, kind
     """Root has 128 inotify instances, and so many bytes of queues: nobody takes another's."""
     greedy, neighbour = await native.create(), await native.create()
     holder = native.start(greedy, "probe", "keep", kind, "1000")
-    while not (await native.spawner.watch(holder, 0, 0)).stdout_total:
+    while not (await holder.watch(0, 0)).stdout_total:
         pass
 
     asked = native.start(neighbour, "probe", "keep", kind, "5")
-    while not (await native.spawner.watch(asked, 0, 0)).stdout_total:
+    while not (await asked.watch(0, 0)).stdout_total:
         pass
 
     for sandbox in (greedy, neighbour):
