@@ -167,7 +167,7 @@ class _Machine:
 
     def _argv(self, disk: Path | None) -> list[str]:
         made, kernel = self._parts.architecture, self._parts.kernel
-        append = f"console={made.console} {_CMDLINE}{'' if disk else ' coldframe.probe'}"
+        append = f"{made.cmdline} {_CMDLINE}{'' if disk else ' coldframe.probe'}"
         cpu = "max" if self._accelerator == "kvm" else made.cpu
         argv = [
             "setpriv", "--pdeathsig", "KILL", "--",

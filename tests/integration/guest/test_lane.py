@@ -26,7 +26,7 @@ def settings(debian_image: Image) -> GuestSettings:
     return replace(GuestSettings.from_environment(), images=(debian_image.name,))
 
 
-@pytest.mark.timeout(660)
+@pytest.mark.timeout(900)
 def test_guest_with_pure_cgroup_v2_passes_its_own_tests(
     settings: GuestSettings, busybox_image: Image, empty_image: Image, musl_image: Image
 ) -> None:
