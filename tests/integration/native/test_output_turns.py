@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 from coldframe.host.spawner import Execution, Started
@@ -17,6 +18,8 @@ from coldframe.host.wire import Reason
 from tests.fixtures.native import Created, Native, process_state, stopped_worker
 
 PIPE_BYTES = 65536
+STARTING_NS = 20_000_000
+"""So long after the start of a command a worker holds floods back."""
 
 
 def _exists(pid: int) -> bool:
@@ -190,7 +193,7 @@ async def test_flood_of_leftovers_is_read_at_a_bounded_rate(native: Native) -> N
     end.close()
 
 
-async def _written(native: Native, execution: Execution) -> int:
+async def _written(execution: Execution) -> int:
     return (await execution.mark()).stdout_total
 
 
@@ -205,20 +208,35 @@ async def test_flood_has_the_smaller_share_while_commands_start(native: Native) 
     while seen < 16 << 20:
         seen = (await flood.watch(seen, 0)).stdout_total
 
-    async def busy() -> None:
-        for _ in range(100):
-            (await native.start(quiet, "true").ended).close()
-
-    before, began = await _written(native, flood), time.monotonic()
-    await busy()
-    during, took = await _written(native, flood) - before, time.monotonic() - began
+    during, free, took = 0, 1, 1
+    async with asyncio.timeout(100):
+        while free > took / 4:  # the machine is too busy to start them one upon the other
+            during, free, took = await _beside_commands(native, quiet, flood)
     await asyncio.sleep(0.1)  # no command starts
-    before, began = await _written(native, flood), time.monotonic()
+    before, began = await _written(flood), time.time_ns()
     await asyncio.sleep(0.5)
-    alone = await _written(native, flood) - before
-    rate_during, rate_alone = during / took, alone / (time.monotonic() - began)
+    alone = (await _written(flood) - before) / (time.time_ns() - began)
 
-    assert 0 < rate_during < rate_alone / 2
+    assert 0 < during < alone * (free + (took - free) / 2)
+
+
+async def _beside_commands(
+    native: Native, sandbox: Created, flood: Execution
+) -> tuple[int, int, int]:
+    """Start many; return what the flood had written meanwhile, and in ns how long none had just
+    been started, and how long it all took."""
+    before, began = await _written(flood), time.time_ns()
+    # At once: one after the other, each would wait for this process, and the flood would not.
+    commands = [native.start(sandbox, "true") for _ in range(100)]
+    times = [began]
+    for command in commands:
+        end = await command.ended
+        times.append(end.started_ns)
+        end.close()
+    during, now = await _written(flood) - before, time.time_ns()
+    times = sorted([*times, now])
+    free = sum(max(0, later - earlier - STARTING_NS) for earlier, later in pairwise(times))
+    return during, free, now - began
 
 
 async def test_leftover_goes_on_writing_though_nobody_asks_the_worker_anything(
@@ -226,10 +244,11 @@ async def test_leftover_goes_on_writing_though_nobody_asks_the_worker_anything(
 ) -> None:
     """Its turn comes when its time has come, not when something else happens."""
     sandbox = await native.create()
-    async with _pipe() as (wrote, wrote_write):
-        script = "(head -c 6291456 /dev/zero; echo x >&9) &"
-        execution = native.start(sandbox, "sh", "-c", script, extra=[(9, wrote_write)])
+    async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write):
+        script = "(read x <&7; head -c 6291456 /dev/zero; echo x >&9) &"
+        execution = native.start(sandbox, "sh", "-c", script, extra=[(7, go), (9, wrote_write)])
         end = await execution.ended
+        os.write(go_write, b"x\n")
         await _read(wrote, 2)
 
     assert len(end.leftovers) == 1
