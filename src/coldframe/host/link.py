@@ -1,7 +1,8 @@
 """One connection to one spawner worker: send requests, match answers, keep count of descriptors.
 
-Frames only; what their fields mean is known in spawner.py. Where this process has no room for the
-descriptors of an answer, the kernel drops them: that answer is lost, the connection is not.
+Frames only; what their fields mean is known in requests.py and answers.py. Where this process has
+no room for the descriptors of an answer, the kernel drops them: that answer is lost, the
+connection is not.
 """
 
 from __future__ import annotations
