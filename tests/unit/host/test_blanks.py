@@ -14,6 +14,7 @@ from coldframe.host import blanks as module
 from coldframe.host.blanks import Blanks
 from coldframe.host.idranges import IdRanges
 from coldframe.host.spawner import Place, Spawner, SpawnerFault
+from tests.fixtures.waiting import until
 
 LONG_S, SHORT_S = 30.0, 0.001
 
@@ -50,9 +51,7 @@ class Stock:
         raise AssertionError(f"{sandbox_id} was known to its spawner")
 
     async def until(self, ready: int) -> None:
-        async with asyncio.timeout(10):
-            while self.blanks.ready != ready:  # noqa: ASYNC110 - nobody is told
-                await asyncio.sleep(0.001)
+        await until(lambda: self.blanks.ready == ready)
 
 
 @pytest.fixture
@@ -108,6 +107,8 @@ async def test_no_more_blanks_than_wanted_whatever_happens(
         stock.blanks.create_noted()
         stock.blanks.command_ended()
         await _pass(0.005)
+    await stock.until(2)
+    await _pass()
     assert len(stock.spawner.made) == 2
     assert len({blank.id_base for blank in stock.blanks.there}) == 2
 
@@ -119,9 +120,9 @@ async def test_blank_that_cannot_be_made_is_tried_again_at_the_next_create(
     monkeypatch.setattr(module, "_PATIENCE_S", SHORT_S)
     stock.spawner.fault = SpawnerFault(errno.ENOSPC, "clone", "")
     stock.blanks.create_noted()
+    await until(lambda: bool(stock.spawner.made) and stock.blanks.there == ())
     await _pass()
     assert len(stock.spawner.made) == 1
-    assert stock.blanks.there == ()
 
     stock.spawner.fault = None
     stock.blanks.create_noted()
