@@ -43,7 +43,9 @@ from coldframe.protocol.errors import (
     VersionMismatchError,
 )
 from coldframe.protocol.models import (
+    DiskExtension,
     ExecRequest,
+    GuardRequest,
     PtySize,
     SandboxSpec,
     SessionExecRequest,
@@ -71,6 +73,8 @@ _BODIES = (
     SessionRequest,
     SessionExecRequest,
     NetworkPolicy,
+    DiskExtension,
+    GuardRequest,
     PtySize,
     Lease,
     Signal,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from coldframe.gateway.openapi import as_json, as_markdown, document
@@ -24,3 +25,10 @@ def test_every_route_says_what_it_does_and_how_it_fails() -> None:
         for method, operation in operations.items():
             assert operation.get("description"), (method, path)
             assert "default" in operation["responses"], (method, path)
+
+
+def test_document_has_every_schema_that_it_points_to() -> None:
+    """Whoever generates a client from it gets an error for one that is missing."""
+    described = document()
+    pointed = set(re.findall(r'"#/components/schemas/([^"]+)"', as_json(described)))
+    assert pointed <= described["components"]["schemas"].keys()
