@@ -350,9 +350,9 @@ class NativeSandbox:
 
     async def changes(self, since: str | None, most: int, limit_s: float) -> FileChanges:
         """See `SandboxHandle.changes`."""
-        self._require_alive()
         patience = Patience(limit_s)
         async with self._looking:
+            self._require_alive()
             with (
                 closing(self.parts.storage.open(self._id)) as directory,
                 self.open_upper() as upper,

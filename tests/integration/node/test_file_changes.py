@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -13,9 +14,10 @@ import pytest
 from coldframe.images.base import Image
 from coldframe.node import node as nodes
 from coldframe.node.node import Node
-from coldframe.protocol.errors import NotKnownError
+from coldframe.protocol.errors import NotKnownError, SandboxGoneError
 from coldframe.protocol.models import ExecRequest, FileChanges, SandboxSpec
 from coldframe.runtimes import file_changes, file_index
+from coldframe.runtimes.native_sandbox import NativeSandbox
 from tests.integration.node.conftest import DEEP, peak_rss_bytes
 
 pytestmark = pytest.mark.root
@@ -242,3 +244,18 @@ async def test_marks_are_kept_by_their_number_and_not_for_ever(
         with pytest.raises(NotKnownError, match="is not kept"):
             await native_node.changes(sandbox, old)
     assert (await native_node.changes(sandbox, marks[-1])).total == 0
+
+
+async def test_look_that_waits_while_its_sandbox_is_deleted_finds_it_gone(
+    native_node: Node, busybox_image: Image
+) -> None:
+    """Looks at one sandbox come one after another; what the first leaves may be nothing."""
+    sandbox = (await native_node.create_sandbox(SandboxSpec(image=busybox_image.name))).id
+    handle = native_node._works.register.find(sandbox).handle
+    assert isinstance(handle, NativeSandbox)
+    async with handle._looking:
+        look = asyncio.ensure_future(native_node.changes(sandbox))
+        await asyncio.sleep(0)  # it waits
+        await native_node.delete(sandbox)
+    with pytest.raises(SandboxGoneError):
+        await look
