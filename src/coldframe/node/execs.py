@@ -13,7 +13,7 @@ from functools import partial
 from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.node.legacy import read_exec
 from coldframe.node.life import Sandbox
-from coldframe.node.operations import ExecOperation, Operations, weigh
+from coldframe.node.operations import ExecOperation, Operations, never_ran
 from coldframe.node.outputs import Outputs, read_result
 from coldframe.node.queueing import FairQueue
 from coldframe.node.session_command import SessionCommand
@@ -56,7 +56,9 @@ class Execs:
         self._turns = Turns(self._queue, settings.exec_hold_s)
         self._running = 0
         self._outputs = Outputs(settings)
-        self._windows = Shares(settings.owner_window_bytes, "windows of running commands")
+        self._windows = Shares(
+            settings.owner_window_bytes, "windows and requests of running commands"
+        )
         operations.on_expire = self._outputs.drop
 
     @property
@@ -91,27 +93,28 @@ class Execs:
         if self._running >= self._settings.max_running_execs:
             raise CapacityError(f"{self._running} commands are running on this node already")
         operation = ExecOperation(operation_id, sandbox, request)
-        self.hold_window(operation)
+        self.hold(operation)
         self._running += 1
         sandbox.execs[operation_id] = operation
         self._operations.add(operation)
         self._follow(operation, Undertaking(self._run(operation), at_once=True))
         return operation
 
-    def hold_window(self, operation: ExecOperation) -> None:
-        """Count a window that is larger than usual, until the command has ended.
+    def hold(self, operation: ExecOperation) -> None:
+        """Count a window and a request that are larger than usual, until the command has ended.
 
         Raises:
             CapacityError: the commands of its owner hold too much already.
         """
         window_bytes = operation.request.window_bytes
-        if window_bytes > MIB:
-            owner, both = operation.sandbox.owner, 2 * window_bytes
-            self._windows.take(owner, both)
-            operation.held = both
+        held = 2 * window_bytes if window_bytes > MIB else 0
+        held += operation.size if operation.size > MIB else 0
+        if held:
+            self._windows.take(operation.sandbox.owner, held)
+            operation.held = held
 
-    def let_go_of_window(self, operation: ExecOperation) -> None:
-        """It counts no more."""
+    def let_go(self, operation: ExecOperation) -> None:
+        """It counts no more in its owner's share."""
         if operation.held:
             self._windows.give_back(operation.sandbox.owner, operation.held)
             operation.held = 0
@@ -159,6 +162,8 @@ class Execs:
             operation.started.set_result(None)
             result = await running.wait()
         except asyncio.CancelledError:
+            if operation.cancelled:
+                return never_ran(operation)
             if not operation.abandoned:
                 raise
             return await self._last_words(operation)
@@ -170,15 +175,12 @@ class Execs:
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
         operation.ended, operation.task = ended.settled(), None
-        self.let_go_of_window(operation)
+        self.let_go(operation)
         self._running -= 1
         if not operation.started.done():
             operation.started.set_result(None)
-        result = ended.result() if ended.exception() is None else None
-        if result is not None:
-            operation.size = weigh(result)
-        self._outputs.end(operation, result)
-        if operation.dispatched:
+        self._outputs.end(operation, ended.result() if ended.exception() is None else None)
+        if operation.dispatched or operation.cancelled:
             self._operations.settle(operation, ended)
         else:
             self._operations.drop(operation)
@@ -290,6 +292,10 @@ class Execs:
     async def cancel(self, operation_id: str) -> None:
         """See `Node.cancel_exec`."""
         operation = self._operations.get(operation_id)
+        if not operation.dispatched and operation.task is not None:
+            operation.cancelled = True
+            operation.task.cancel()
+            self._operations.refuse(operation_id)  # by the next process, which knows nothing of it
         await self.until_started(operation)
         if isinstance(operation.running, SessionCommand):
             await operation.running.cancel()

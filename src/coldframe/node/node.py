@@ -392,7 +392,9 @@ class Node:
         return await self._works.execs.signal(operation_id, signum, scope)
 
     async def cancel_exec(self, operation_id: str) -> None:
-        """Kill a command once it runs, and all that it started; twice, or after its end, is fine.
+        """Kill a command and all that it started; twice, or after its end, is fine.
+
+        One that waits for its turn never runs.
 
         Raises:
             OperationNotFoundError, OperationExpiredError: see `Operations`.

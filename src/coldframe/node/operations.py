@@ -8,6 +8,7 @@ to be refused; of those the newest `expired_ids` are remembered.
 from __future__ import annotations
 
 import asyncio
+import signal as signals
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from coldframe.node.expired import ExpiredIds
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol import tracing
+from coldframe.protocol import tracing, wire
 from coldframe.protocol.errors import (
     ColdframeError,
     Execution,
@@ -30,6 +31,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import (
     ExecRequest,
     ExecResult,
+    Reason,
     SandboxInfo,
     SandboxSpec,
 )
@@ -49,7 +51,11 @@ class CreateOperation:
     ended_unix: float | None = None
     """When it ended, if that was in another process; Unix seconds."""
     ended_at: float = 0.0
-    size: int = _RECORD_BYTES
+    size: int = 0
+    """What its record holds, about."""
+
+    def __post_init__(self) -> None:
+        self.size = _RECORD_BYTES + len(wire.dump(self.request))
 
 
 @dataclass(eq=False)
@@ -67,7 +73,7 @@ class ExecOperation:
     running: RunningExec | None = None
     """Kept after the end while there is more to read than the result holds."""
     held: int = 0
-    """What its window counts for in its owner's share while it runs."""
+    """What it counts for in its owner's share while it runs."""
     spool_bytes: int = 0
     """What its output counts for in its sandbox's share, both streams together."""
     totals: tuple[int, int] = (0, 0)
@@ -84,7 +90,13 @@ class ExecOperation:
     ended_unix: float | None = None
     """When it ended, if that was before this process knew of it; Unix seconds."""
     ended_at: float = 0.0
-    size: int = _RECORD_BYTES
+    cancelled: bool = False
+    """Whether it was to end before it ran."""
+    size: int = 0
+    """What its record holds, about; with the output once it has ended."""
+
+    def __post_init__(self) -> None:
+        self.size = weigh(self.request)
 
 
 Operation = CreateOperation | ExecOperation
@@ -190,6 +202,8 @@ class Operations:
 
     def settle(self, operation: Operation, ended: Outcome[Any]) -> None:
         """Keep how an operation ended, unless nothing ran and it may well succeed later."""
+        if isinstance(operation, ExecOperation) and ended.exception() is None:
+            operation.size = weigh(operation.request, ended.result())
         error = ended.exception()
         if error is None or not _may_run_again(error):
             self.end(operation)
@@ -249,8 +263,27 @@ def mismatch(operation_id: str) -> OperationMismatchError:
     )
 
 
-def weigh(result: ExecResult) -> int:
-    """How many bytes a kept result holds, about."""
-    outputs = (result.out, result.err)
-    windows = sum(len(output.head) + len(output.tail) for output in outputs)
-    return _RECORD_BYTES + windows + len(result.request.stdin or b"")
+def weigh(request: ExecRequest, result: ExecResult | None = None) -> int:
+    """How many bytes a kept request and its result hold, about."""
+    texts = (request.stdin, request.command, request.cwd, request.shell, *(request.argv or ()))
+    size = _RECORD_BYTES + sum(len(text or b"") for text in texts)
+    size += sum(len(name) + len(value or b"") for name, value in request.env.items())
+    if result is not None:
+        size += sum(len(one.head) + len(one.tail) for one in (result.out, result.err))
+    return size
+
+
+def never_ran(operation: ExecOperation) -> ExecResult:
+    """Return how a command ends that was cancelled while it waited for its turn."""
+    now = time.time()
+    return ExecResult(
+        operation_id=operation.id,
+        sandbox_id=operation.sandbox.id,
+        reason=Reason.SIGNAL,
+        signal=int(signals.SIGKILL),
+        started_at=now,
+        ended_at=now,
+        duration_s=0.0,
+        request=operation.request,
+        trace_id=operation.trace_id,
+    )

@@ -19,7 +19,7 @@ from typing import Any
 from coldframe.host.outcome import Undertaking
 from coldframe.node import shellscript
 from coldframe.node.execs import Execs
-from coldframe.node.operations import ExecOperation
+from coldframe.node.operations import ExecOperation, never_ran
 from coldframe.node.session_command import SessionCommand
 from coldframe.node.windows import Window
 from coldframe.protocol.errors import (
@@ -93,7 +93,7 @@ class Session:
         nonce = shellscript.new_nonce()
         silence = "ended at once"
         try:
-            await self._execs.write_stdin(self.id, shellscript.ask(nonce))
+            await self._execs.write_stdin(self.id, shellscript.greeting(nonce))
             async with asyncio.timeout(START_DEADLINE_S):
                 answer = await self._status(nonce)
         except TimeoutError:
@@ -106,7 +106,6 @@ class Session:
             shell = str((self.shell.request.argv or ("?",))[0])
             raise SessionEndedError(f"{shell} {silence}: is it a POSIX shell?")
         self.kind = shellscript.kind_of(answer[1])
-        await self._execs.write_stdin(self.id, shellscript.trap(self.kind))
         self._note()
 
     # --- looking ----------------------------------------------------------------------
@@ -173,6 +172,8 @@ class Session:
                     operation.queued_s = time.monotonic() - asked
                 return await self._carry_out(command)
         except asyncio.CancelledError:
+            if operation.cancelled:
+                return never_ran(operation)
             if not operation.abandoned:
                 raise
             raise SandboxGoneError(
@@ -249,7 +250,7 @@ class Session:
             while b"\n" in self._lines:
                 line, _, self._lines = self._lines.partition(b"\n")
                 nonce, _, told = line.partition(b" ")
-                if nonce in nonces:
+                if nonce in nonces and shellscript.is_report(told):
                     return nonce, told
             chunk = await self._status_chunk()
             if chunk is None or not chunk.data:
@@ -334,7 +335,7 @@ class Session:
         signal: int | None = None
         reason = Reason.EXIT
         if answer is not None:
-            self.code = code = int(answer)
+            self.code = code = shellscript.code_of(answer)
         elif (ended := self.ended) is not None:
             code, signal, reason = ended.exit_code, ended.signal, ended.reason
         if killed is not None:

@@ -16,7 +16,7 @@ from coldframe.node import shellscript
 from coldframe.node.execs import Execs
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
-from coldframe.node.operations import ExecOperation, Operations, mismatch, weigh
+from coldframe.node.operations import ExecOperation, Operations, mismatch
 from coldframe.node.session import Session
 from coldframe.node.session_command import SessionCommand
 from coldframe.node.windows import Window
@@ -147,7 +147,7 @@ class Sessions:
             raise CapacityError(f"{waiting} commands are waiting in sandbox {sandbox.id!r} already")
         assert request.operation_id is not None
         operation = ExecOperation(request.operation_id, sandbox, request)
-        self._execs.hold_window(operation)
+        self._execs.hold(operation)
         before = session.last
         if before is not None and self._legacy.runtime is not None:
             self._operations.refuse(before.operation.id)  # in the next process; here it is known
@@ -158,7 +158,7 @@ class Sessions:
         self, session: Session, operation: ExecOperation, command: SessionCommand
     ) -> None:
         operation.sandbox.execs[operation.id] = operation
-        self._follow(operation, Undertaking(session.run(command)))
+        self._follow(operation, Undertaking(session.run(command), at_once=True))
 
     def _follow(self, operation: ExecOperation, ended: Undertaking[ExecResult]) -> None:
         self._operations.add(operation)
@@ -168,12 +168,10 @@ class Sessions:
     def _on_end(self, operation: ExecOperation, ended: Outcome[ExecResult]) -> None:
         operation.sandbox.execs.pop(operation.id, None)
         operation.ended, operation.task = ended.settled(), None
-        self._execs.let_go_of_window(operation)
+        self._execs.let_go(operation)
         if not operation.started.done():
             operation.started.set_result(None)
-        if ended.exception() is None:
-            operation.size = weigh(ended.result())
-        if operation.dispatched:
+        if operation.dispatched or operation.cancelled:
             self._operations.settle(operation, ended)
         else:
             self._operations.drop(operation)

@@ -75,7 +75,8 @@ class NodeSettings:
     event_count: int = 16_384
     """COLDFRAME_EVENT_COUNT: transitions of sandboxes that can still be read, the newest."""
     owner_window_bytes: int = 1 << 30
-    """COLDFRAME_OWNER_WINDOW_BYTES: windows above 1 MiB of one owner's running commands.
+    """COLDFRAME_OWNER_WINDOW_BYTES: windows and requests above 1 MiB of one
+    owner's running commands.
 
     Both streams of each count; more is refused.
     """

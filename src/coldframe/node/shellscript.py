@@ -6,8 +6,9 @@ into the output.
 
 `command` keeps POSIX shells alive on syntax errors. At a deadline a trap makes the shell give up
 the rest of the command line before its children are killed: in dash and busybox by an expansion
-error, which `command` catches; in bash by `return` from a script that is read from descriptor 9
-(inside a function that would return from the function alone, so there the shell exits).
+error, which `command` catches, and which would end a shell that runs no command; in bash by
+`return` from a script that is read from descriptor 9 (inside a function that would return from the
+function alone, so there the shell exits).
 
 Nothing here opens a path that the sandbox could have replaced, /dev/null least of all: it would
 stand in every command's way. End of file is an empty here-document, where bash opens /dev/null
@@ -30,24 +31,39 @@ GIVE_UP_SIGNAL = 50
 """A real-time signal, so that a command's own traps are not in the way."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TOLD = re.compile(rb"\d{1,19}( \w*)?")
 _READY = b"""{ \\command printf '%s %s %s\\n' NONCE 0 "${BASH_VERSION:+bash}" >&3; } 2>&3\n"""
-_TRAP = {
-    BASH: b"trap 'if [ \"${#FUNCNAME[@]}\" -gt 1 ]; then exit 137; else return 137; fi' 50\n",
-    POSIX: b"trap '{ : \"${coldframe_deadline:?}\"; } 2>&-' 50\n",
+_TRAP = (
+    b'if [ -n "${BASH_VERSION-}" ]; then\n'
+    b"trap 'if [ \"${#FUNCNAME[@]}\" -gt 1 ]; then exit 137; else return 137; fi' 50\n"
+    b"else\n"
+    b"trap 'case ${coldframe_runs-} in y) { : \"${coldframe_deadline:?}\"; } 2>&-; esac' 50\n"
+    b"fi\n"
+)
+_RUNS = b"{ coldframe_runs=y; } 2>&-"
+"""Stands before the command, in its line: from there on `command` catches what the trap raises."""
+_REPORT = {
+    BASH: b"""{ \\command printf '%s %s\\n' NONCE "$?" >&3; } 2>&3\n""",
+    POSIX: b"{ coldframe_runs=$?; "
+    b"\\command printf '%s %s\\n' NONCE \"$coldframe_runs\" >&3; } 2>&3\n",
 }
-_REPORT = b"""{ \\command printf '%s %s\\n' NONCE "$?" >&3; } 2>&3\n"""
 _EVAL = {
     BASH: b"{ { \\command read -r _; } 2>&3\n%(before)s"
     b"%(env)s\\command . /proc/self/fd/9 3>&- 9<<'%(nonce)s'\n"
     b"\\command eval %(command)s 9<&-\n%(nonce)s\n"
     b"} <<'%(nonce)s'\n\n%(nonce)s\n",
-    POSIX: b"%(before)s%(env)s\\command eval %(command)s 3>&- <<'%(nonce)s'\n%(nonce)s\n",
+    POSIX: b"%(env)s\\command eval %(command)s 3>&- <<'%(nonce)s'\n%(nonce)s\n",
 }
 
 
 def new_nonce() -> bytes:
     """Return a word that no command can know beforehand."""
     return b"s" + secrets.token_hex(8).encode()
+
+
+def greeting(nonce: bytes) -> bytes:
+    """Return `ask`, before which a shell learns to give up its command on `GIVE_UP_SIGNAL`."""
+    return _TRAP + ask(nonce)
 
 
 def ask(nonce: bytes) -> bytes:
@@ -60,9 +76,14 @@ def kind_of(answer: bytes) -> str:
     return BASH if b"bash" in answer else POSIX
 
 
-def trap(kind: str) -> bytes:
-    """Return the line after which a shell gives up its command on `GIVE_UP_SIGNAL`."""
-    return _TRAP[kind]
+def is_report(told: bytes) -> bool:
+    """Whether this may stand behind a nonce; what a command has put there itself may not."""
+    return _TOLD.fullmatch(told) is not None
+
+
+def code_of(told: bytes) -> int:
+    """Return the exit code of a report: what is left of `$?` once a process has ended with it."""
+    return int(told.split()[0]) & 0xFF
 
 
 def script(request: ExecRequest, kind: str, nonce: bytes, last_code: int) -> bytes:
@@ -78,14 +99,16 @@ def script(request: ExecRequest, kind: str, nonce: bytes, last_code: int) -> byt
     # `$?` of the command before is what the user expects to find; the report has reset it.
     before = b""
     if last_code:
-        before = b"case $- in *e*) ;; *) (exit %d) ;; esac\n" % last_code
+        before = b"case $- in *e*) ;; *) (exit %d) ;; esac" % last_code
+    if kind == POSIX:
+        command = b"; ".join(filter(None, (_RUNS, before))) + b"; " + command
     text = _EVAL[kind] % {
         b"nonce": nonce,
-        b"before": before,
+        b"before": before and before + b"\n",
         b"env": b"".join(settings),
         b"command": _quoted(command),
     }
-    return text + _REPORT.replace(b"NONCE", nonce)
+    return text + _REPORT[kind].replace(b"NONCE", nonce)
 
 
 def _quoted(text: bytes) -> bytes:

@@ -528,6 +528,42 @@ async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
     await until_asked(back_to_before)
 
 
+async def test_requests_that_are_kept_count_by_what_they_hold(make_node: NodeMaker) -> None:
+    """Any number of refused commands of 30 MiB must not be kept for an hour."""
+    node = await make_node(result_bytes=3 << 20)
+    sandbox = (await node.create_sandbox(SPEC)).id
+    for number in range(3):
+        large = ExecRequest(
+            argv=("/no/such",), env={"X": "x" * (1 << 20)}, operation_id=f"large{number}"
+        )
+        with pytest.raises(ProgramNotFoundError):
+            await node.exec(sandbox, large)
+    with pytest.raises(OperationExpiredError):
+        await node.wait_exec("large0")
+    with pytest.raises(ProgramNotFoundError):
+        await node.wait_exec("large2")
+
+
+async def test_command_that_is_cancelled_before_its_turn_never_runs(make_node: NodeMaker) -> None:
+    """Who gives up a thousand waiting commands must not have to see each of them begin."""
+    node = await make_node(exec_slots=1, exec_hold_s=60)
+    sandbox = (await node.create_sandbox(SPEC)).id
+    await node.exec(sandbox, ExecRequest(command="mkfifo gate"))
+    first = await node.start_exec(sandbox, ExecRequest(command="cat gate"))
+    request = ExecRequest(command="touch ran", operation_id="second")
+    second = asyncio.ensure_future(node.exec(sandbox, request))
+    await asyncio.sleep(0)  # it has asked
+    assert node.load().waiting["commands"] == 1
+
+    await node.cancel_exec("second")
+    result = await second
+    assert (result.reason, result.signal) == (Reason.SIGNAL, 9)
+    assert node.load().waiting["commands"] == 0
+    assert await node.exec(sandbox, request) == result
+    await node.cancel_exec(first)
+    assert not (await node.exec(sandbox, ExecRequest(command="test -e ran"))).ok
+
+
 async def test_windows_of_one_owner_are_bounded_while_they_may_fill(make_node: NodeMaker) -> None:
     """A command of no output costs nothing to ask for: a thousand must not promise 128 GiB."""
     node = await make_node(owner_window_bytes=8 << 20)
@@ -548,6 +584,10 @@ async def test_windows_of_one_owner_are_bounded_while_they_may_fill(make_node: N
         await node.sessions().exec(session.id, asked)
     assert (await node.exec(bob, ExecRequest(command="echo b", window_bytes=4 << 20))).ok
 
+    with pytest.raises(CapacityError):
+        await node.exec(ada, ExecRequest(command="cat", stdin=bytes(2 << 20)))
+
     await node.exec(ada, ExecRequest(command="echo open > gate"))
     await node.wait_exec(operation)
+    assert (await node.exec(ada, ExecRequest(command="cat", stdin=bytes(2 << 20)))).ok
     assert (await node.exec(ada, ExecRequest(command="echo a", window_bytes=4 << 20))).ok

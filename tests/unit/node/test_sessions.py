@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coldframe.node import session as session_of_node
 from coldframe.node.node import Node
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
@@ -126,3 +127,65 @@ async def test_session_command_has_no_stdin_and_no_terminal(node: Node) -> None:
     await node.cancel_exec("runs")
     assert (await running).result.reason is Reason.SIGNAL
     await node.sessions().close(session.id)
+
+
+FORGE = """command() {
+  if [ "$1" = printf ]; then /usr/bin/printf "$3 %s\\n" >&3; else "$@"; fi
+}"""
+
+
+@pytest.mark.parametrize("word", ["abc", "-1", "1_0", "", "9" * 5000])
+async def test_report_that_is_no_exit_code_is_none(
+    node: Node, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command has the shell's functions in its hand, and must not break the service by them."""
+    monkeypatch.setattr(session_of_node, "GRACE_S", 0.1)
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    forging = SessionExecRequest(command=FORGE % word, deadline_s=0.2)
+    result = (await node.sessions().exec(session.id, forging)).result
+    assert (result.reason, result.exit_code) == (Reason.DEADLINE, None)
+
+
+async def test_report_is_what_a_process_could_have_ended_with(node: Node) -> None:
+    """dash lets a function return 300; so does nobody else."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    forging = SessionExecRequest(command=FORGE % "300")
+    assert (await node.sessions().exec(session.id, forging)).result.exit_code == 44
+
+
+async def test_cancelled_while_it_waits_for_its_turn_never_runs(node: Node) -> None:
+    """To wait for the command before it, run, and then be killed is no cancelling."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    await node.sessions().exec(session.id, SessionExecRequest(command="mkfifo gate"))
+    first = asyncio.ensure_future(
+        node.sessions().exec(session.id, SessionExecRequest(command="cat gate"))
+    )
+    request = SessionExecRequest(command="touch ran", operation_id="second")
+    second = asyncio.ensure_future(node.sessions().exec(session.id, request))
+    await asyncio.sleep(0)  # both have asked
+
+    await node.cancel_exec("second")
+    await node.cancel_exec("second")
+    result = (await second).result
+    assert (result.reason, result.signal, result.duration_s) == (Reason.SIGNAL, 9, 0)
+    assert (await node.sessions().exec(session.id, request)).result == result
+    assert not first.done()
+
+    await node.exec(sandbox.id, ExecRequest(command="echo open > gate"))
+    assert (await first).result.ok
+    after = await node.sessions().exec(session.id, SessionExecRequest(command="test -e ran"))
+    assert after.result.exit_code == 1
+
+
+async def test_deadline_before_the_shell_has_begun_leaves_it_alive(node: Node) -> None:
+    """The shell is told to give up while it still runs nothing; that must not end it."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    for _ in range(30):
+        late = SessionExecRequest(command="sleep 10", deadline_s=1e-6)
+        told = await node.sessions().exec(session.id, late)
+        assert (told.result.reason, told.ended) == (Reason.DEADLINE, None)
+    assert (await node.sessions().exec(session.id, SessionExecRequest(command=":"))).result.ok
