@@ -15,10 +15,12 @@ OPEN_EXEC, OPEN_PERM = 0x1000, 0x10000
 OVERFLOW = 0x4000
 
 _CLOEXEC, _NONBLOCK, _CLASS_CONTENT, _UNLIMITED = 0x1, 0x2, 0x4, 0x10 | 0x20
+_REPORT_FID = 0x200
 _MARK_ADD, _MARK_FLUSH, _MARK_FILESYSTEM = 0x1, 0x80, 0x100
 _FIONREAD = 0x541B
 _ALLOW, _DENY = 1, 2
 _EVENT = struct.Struct("=IBBHQii")
+_INFO = struct.Struct("=BBHQ")
 _ANSWER = struct.Struct("=iI")
 _READ_BYTES = 1 << 16
 _STATX_BTIME, _STATX_BASIC = 0x800, 0x7FF
@@ -38,6 +40,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Something that a process did to a file, by a descriptor or by its name."""
+
+    mask: int
+    inode: int
+    """0: more happened than could be told."""
+    pid: int
+    """On the host; it may have ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class Birth:
     """What tells one file from another, and when it was made."""
 
@@ -51,9 +64,11 @@ class Birth:
 class Listener:
     """One group of the kernel's. To close it lets everything pass that was held back."""
 
+    _kind = _CLASS_CONTENT
+
     def __init__(self) -> None:
         """Raises OSError: no right, too many of them, or a kernel without."""
-        flags = _CLOEXEC | _NONBLOCK | _CLASS_CONTENT | _UNLIMITED
+        flags = _CLOEXEC | _NONBLOCK | _UNLIMITED | self._kind
         self.fd: int = _libc.fanotify_init(
             ctypes.c_uint(flags), ctypes.c_uint(os.O_RDONLY | os.O_CLOEXEC)
         )
@@ -87,6 +102,11 @@ class Listener:
 
     def events(self) -> Iterator[Event]:
         """Yield what has come so far, in the kernel's order; what is held back must be answered."""
+        for event, _ in self._records():
+            yield event
+
+    def _records(self) -> Iterator[tuple[Event, bytes]]:
+        """Yield events, and what the kernel tells of each beside."""
         while True:
             try:
                 data = os.read(self.fd, _READ_BYTES)
@@ -94,10 +114,11 @@ class Listener:
                 return
             at = 0
             while at < len(data):
-                length, _, _, _, mask, fd, pid = _EVENT.unpack_from(data, at)
+                length, _, _, head, mask, fd, pid = _EVENT.unpack_from(data, at)
+                beside = data[at + head : at + length]
                 at += length
                 try:
-                    yield Event(mask, fd, pid)
+                    yield Event(mask, fd, pid), beside
                 finally:
                     if fd >= 0:
                         os.close(fd)
@@ -111,6 +132,50 @@ class Listener:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class ChangeListener(Listener):
+    """Tells of changes on one file system by inode; `truncate` by name tells no other kind."""
+
+    _kind = _REPORT_FID
+
+    def __init__(self, directory: int) -> None:
+        """Raises OSError, as a `Listener` does.
+
+        Args:
+            directory: any one of the file system.
+        """
+        super().__init__()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            self._directory = os.open(".", flags, dir_fd=directory)
+        except OSError:
+            super().close()
+            raise
+
+    def close(self) -> None:
+        """Stop. Twice is fine."""
+        if self.fd >= 0:
+            os.close(self._directory)
+        super().close()
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what has come so far, in the kernel's order, of files that are still there."""
+        for event, beside in self._records():
+            if event.mask & OVERFLOW:
+                yield Change(event.mask, 0, event.pid)
+                continue
+            handle = ctypes.create_string_buffer(beside[_INFO.size :])
+            fd = _libc.open_by_handle_at(
+                ctypes.c_int(self._directory), handle, ctypes.c_int(os.O_PATH | os.O_CLOEXEC)
+            )
+            if fd < 0:
+                continue
+            try:
+                inode = os.fstat(fd).st_ino
+            finally:
+                os.close(fd)
+            yield Change(event.mask, inode, event.pid)
 
 
 def birth(fd: int) -> Birth:

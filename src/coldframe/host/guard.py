@@ -22,7 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldframe.host import fanotify, forks, syscalls
-from coldframe.host.fanotify import ACCESS, CLOSE_WRITE, MODIFY, OPEN, OPEN_EXEC, OPEN_PERM, Event
+from coldframe.host.fanotify import (
+    ACCESS,
+    CLOSE_WRITE,
+    MODIFY,
+    OPEN,
+    OPEN_EXEC,
+    OPEN_PERM,
+    Change,
+    Event,
+)
 from coldframe.host.provenance import Ledger, may_have_imported, path_of
 
 MOST_CONTENT = (64 << 10) + 1
@@ -61,7 +70,7 @@ class Kept:
     size: int
     links: int
     vouched: bool
-    """Only processes of the command that ran no foreign code have written it."""
+    """It was written, and only by processes of the command that ran no foreign code."""
     content: bytes
     """Of a regular file, at most MOST_CONTENT bytes."""
 
@@ -79,6 +88,7 @@ class Guard:
     ledger: Ledger
     mount: int
     listener: fanotify.Listener
+    changes: fanotify.ChangeListener
     others: frozenset[str]
     """Cgroups of what lived when it began; if nothing did, who is not known is the command's."""
     refused: list[Refused] = field(default_factory=list)
@@ -89,10 +99,16 @@ class Guard:
     _cgroup: str | None = None
     _admitted: threading.Event = field(default_factory=threading.Event)
     _outsiders: dict[int, bool] = field(default_factory=dict)
-    _vouched: set[int] = field(default_factory=set)
+    _opened: dict[int, bytes] = field(default_factory=dict)
+    """Inode → name under which a good process opened it last. Whoever may not open a file has
+    made it all the same, empty: to open it says nothing of who made it."""
     _good: dict[bytes, int] = field(default_factory=dict)
-    """Name → inode of what a good process opened under it last."""
+    """Name → inode of what a good process wrote under it last."""
+    _written: set[int] = field(default_factory=set)
+    """Inodes that a good process wrote, having opened them by name."""
     _spoiled: set[int] = field(default_factory=set)
+    _struck: set[int] = field(default_factory=set)
+    """Those of them that an outsider changed."""
     _judged: dict[int, int] = field(default_factory=dict)
     """Processes that were found good when they opened a file here, and how many foreign sources
     they had looked into; they may have ended."""
@@ -126,8 +142,11 @@ class Guard:
         return [kept for name in sorted(self.names) if (kept := self._look(name)) is not None]
 
     def displaced(self, kept: Sequence[Kept]) -> list[bytes]:
-        """Return the names under which a good process wrote what is not there any more."""
-        there = {one.name: one.inode for one in kept}
+        """Return the names under which a good process wrote what is not there any more, or not so.
+
+        Whoever is not of the command can cut a file short by its name.
+        """
+        there = {one.name: one.inode for one in kept if one.inode not in self._struck}
         good = self._good.items()
         return [n for n, inode in good if n in self.names and there.get(n) != inode]
 
@@ -141,11 +160,13 @@ class Guard:
             self._thread.join()
         self._close_descriptors()
         # The kernel takes 20 ms for it, and nobody needs to wait.
-        threading.Thread(target=self.listener.close, daemon=True).start()
+        for one in (self.listener, self.changes):
+            threading.Thread(target=one.close, daemon=True).start()
 
     def abandon(self) -> None:
         """See `forks.Owner`."""
         self.listener.close()
+        self.changes.close()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -159,6 +180,7 @@ class Guard:
     def _judge(self) -> None:
         poll = select.poll()
         poll.register(self.listener.fd, select.POLLIN)
+        poll.register(self.changes.fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while not self._closed:
             poll.poll()
@@ -169,10 +191,12 @@ class Guard:
 
     def _bound(self) -> None:
         """Judge no more, and vouch for nothing, once more waits than can be remembered."""
-        if not self.lost and self.listener.backlog() > MOST_WAITING:
+        both = (self.listener, self.changes)
+        if not self.lost and max(one.backlog() for one in both) > MOST_WAITING:
             self.lost = True
-            with contextlib.suppress(OSError):  # it only spares the kernel: nothing is vouched for
-                self.listener.unwatch(self.mount)
+            for one in both:
+                with contextlib.suppress(OSError):  # it spares the kernel, no more
+                    one.unwatch(self.mount)
 
     def _drain(self) -> None:
         device = os.fstat(self.mount).st_dev
@@ -193,15 +217,16 @@ class Guard:
             finally:
                 if event.mask & OPEN_PERM:
                     self.listener.answer(event, allow=allow)
+        # Only now, so that what led a process is known when it changes something.
+        for change in self.changes.changes():
+            if change.inode:
+                self._note_change(change)
+            else:
+                self.lost = True
 
     def _inside(self, event: Event) -> bool:
-        """Judge what is done in the directory itself; return whether an open may go on."""
+        """Return whether an open in the directory itself may go on."""
         if event.pid == os.getpid():
-            return True
-        inode = os.fstat(event.fd).st_ino
-        if event.mask & (MODIFY | CLOSE_WRITE) and self._spoils(event.pid):
-            self._spoiled.add(inode)
-        if not event.mask & OPEN_PERM:
             return True
         name = posixpath.basename(path_of(event.fd))
         if self.is_outsider(event.pid):
@@ -211,14 +236,23 @@ class Guard:
             return False
         why = self._why(event.pid)
         if why is None:
-            self._vouched.add(inode)
-            self._good[name] = inode
+            self._opened[os.fstat(event.fd).st_ino] = name
             self._judged[event.pid] = len(self.ledger.perhaps.get(event.pid, ()))
             return True
         if name not in self.names:
             return True
         self._refuse(event.pid, name, why)
         return False
+
+    def _note_change(self, change: Change) -> None:
+        inode = change.inode
+        if self._spoils(change.pid):
+            self._spoiled.add(inode)
+            if self.is_outsider(change.pid):
+                self._struck.add(inode)
+        elif change.mask & MODIFY and inode in self._opened:
+            self._written.add(inode)
+            self._good[self._opened[inode]] = inode
 
     def _spoils(self, pid: int) -> bool:
         """Whether what a process writes is not to be vouched for."""
@@ -293,7 +327,7 @@ class Guard:
                 with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as file:  # noqa: PTH123
                     content = file.read(MOST_CONTENT) or b""
             inode = status.st_ino
-            vouched = inode in self._vouched and inode not in self._spoiled
+            vouched = inode in self._written and inode not in self._spoiled
             return Kept(
                 name,
                 inode,
@@ -336,10 +370,12 @@ def begin(
     uid, gid = map(str, owner)
     options = {"size": str(size_bytes), "mode": "0700", "uid": uid, "gid": gid}
     mount = syscalls.mount_detached("tmpfs", options, _NOSUID | _NODEV | _NOEXEC)
-    listener = None
+    listeners: list[fanotify.Listener] = []
     try:
-        listener = fanotify.Listener()
-        _watch(listener, mount, b".", OPEN_PERM | MODIFY | CLOSE_WRITE)
+        listeners.append(listener := fanotify.Listener())
+        listeners.append(changes := fanotify.ChangeListener(mount))
+        _watch(listener, mount, b".", OPEN_PERM)
+        _watch(changes, mount, b".", MODIFY | CLOSE_WRITE)
         for place in (b".", b"dev/shm", b"tmp"):
             with contextlib.suppress(FileNotFoundError):
                 _watch(listener, root, place, ACCESS | OPEN | OPEN_EXEC | MODIFY | CLOSE_WRITE)
@@ -348,7 +384,7 @@ def begin(
         ledger = Ledger(created_ns, _next_tick(), layers, trusted, lambda _: False)
         guard = Guard(
             *(sandbox_id, init_pid, os.dup(root), id_base, frozenset(names)),
-            *(ledger, mount, listener, others),
+            *(ledger, mount, listener, changes, others),
         )
         ledger.is_outsider = guard.is_outsider
         in_namespace(mount_namespace, lambda: syscalls.move_mount(mount, target))
@@ -356,8 +392,8 @@ def begin(
         return guard
     except BaseException:
         os.close(mount)
-        if listener is not None:
-            listener.close()
+        for one in listeners:
+            one.close()
         raise
 
 

@@ -60,42 +60,50 @@ def from_report(
     tampering: Tampering,
     found: Found,
     *,
-    alone: bool,
     workdir: str,
 ) -> tuple[str, bytes]:
     """Return path and bytes of the verdict in a guarded directory.
 
     Args:
         workdir: what lies there is the agent's work, wherever it is.
-        alone: nothing but test.sh's own processes ran.
     Raises:
         RewardMissingError, RewardInvalidError: test.sh has written none, or no regular file.
         RewardUnvouchedError: only by processes that had run the agent's code.
         GradingPreventedError: so it is, and the agent has put its code in the place of a program.
     """
     files = {one.name: one for one in report.files}
-    unvouched = []
+    undisturbed = report.alone and report.touched is None
+    unvouched, blocked = [], []
     for name in NAMES:
         file, path = files.get(name), f"{VERIFIER_LOGS}/{name}"
         if file is None:
             continue
-        # Nobody is asked who makes a directory or a link: it is test.sh's if nobody else could.
-        own = alone and report.touched is None and file.kind is not FileKind.FILE
-        if not (file.vouched or own):
-            unvouched.append(path)
+        # Nobody is asked who makes a directory, a link or an empty file: it is test.sh's if nobody
+        # else could.
+        content = file.kind is FileKind.FILE and file.size > 0
+        if not (file.vouched or (undisturbed and not content)):
+            if content:
+                unvouched.append(path)
+            elif file.kind is not FileKind.FILE:
+                blocked.append(f"{path}: a {file.kind}")
             continue
         found(path)
-        _require_own(path, file.kind, file.nlink)
+        # Where others lived, another name of it is no fault of test.sh's, and nobody's to write.
+        _require_own(path, file.kind, file.nlink if undisturbed else 1)
         _tell(report, tampering, voided=False)
         return path, file.content
     led = [one for one in report.refused if not one.outsider]
-    _tell(report, tampering, voided=bool(led or unvouched))
+    _tell(report, tampering, voided=bool(led or unvouched or blocked))
     if led and not report.displaced:
         raise _prevented(led[0], workdir)
-    if report.displaced and not (alone and report.touched is None):
+    if report.displaced and not undisturbed:
         path = f"{VERIFIER_LOGS}/{report.displaced[0]}"
         raise GradingPreventedError(
             plain_text(f"{path}: test.sh wrote it, and something of the agent's has taken it away")
+        )
+    if blocked and not unvouched:
+        raise GradingPreventedError(
+            f"{blocked[0]}, which something of the agent's has put in the reward's place"
         )
     if unvouched:
         raise RewardUnvouchedError(

@@ -162,7 +162,6 @@ class Verifier:
                 result,
                 self.tampering,
                 self._found,
-                alone=not self._others,
                 workdir=self.sandbox.info.workdir,
             )
         else:

@@ -32,8 +32,8 @@ from coldframe.protocol.models import (
 if TYPE_CHECKING:
     from coldframe.runtimes.native_sandbox import Parts
 
-MOST_AT_ONCE = 100
-"""Of one node. The kernel gives a user 128 of what each takes."""
+MOST_AT_ONCE = 60
+"""Of one node. The kernel gives a user 128 of what each takes two of."""
 _KINDS: tuple[tuple[Callable[[int], bool], FileKind], ...] = (
     (stat.S_ISREG, FileKind.FILE),
     (stat.S_ISDIR, FileKind.DIRECTORY),
@@ -139,6 +139,7 @@ class NativeGuard:
             displaced=tuple(map(os.fsdecode, self._guard.displaced(kept))),
             refused=tuple(map(_refusal, self._guard.refused)),
             touched=None if touched is None else os.fsdecode(touched),
+            alone=not self._guard.others,
             lost=self._guard.lost,
             cpu_s=now.cpu_s - self._strain.cpu_s,
             forks_refused=now.forks_refused - self._strain.forks_refused,

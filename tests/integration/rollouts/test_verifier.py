@@ -386,8 +386,11 @@ async def test_reward_under_two_names_is_refused(grade: Grade) -> None:
 
 async def test_whoever_test_sh_leaves_behind_cannot_write_the_reward(grade: Grade) -> None:
     """What runs on without test.sh may be the agent's, and test.sh has said its word."""
+    orphaned = 'until [ "$(cut -d" " -f4 /proc/$$/stat)" = 1 ]; do :; done'
     verdict, verifier = await grade(
-        f"echo 0 > {TEXT}; (while :; do echo 1 > {TEXT}; done > /dev/null 2>&1 &) ; sleep 0.1"
+        f"echo 0 > {TEXT}; "
+        f"(sh -c '{orphaned}; while :; do echo 1 > {TEXT}; : > /tmp/up; done' > /dev/null 2>&1 &); "
+        "until [ -e /tmp/up ]; do sleep 0.01; done"
     )
 
     assert verdict == {"reward": 0.0}

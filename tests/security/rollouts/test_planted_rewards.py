@@ -63,6 +63,11 @@ WATCH = (
     "    with open('/logs/x', 'w') as file:\n        file.write('1')\n"
     f"    os.rename('/logs/x', '{TEXT}'); time.sleep(0.01)\n"
 )
+CUT = (
+    "import os, time\nopen('/tmp/up', 'w').close()\n"
+    f"while True:\n    try:\n        os.truncate('{TEXT}', 0); open('{TEXT}', 'w').write('1')\n"
+    "    except OSError:\n        pass\n    time.sleep(0.01)\n"
+)
 UP = "until [ -e /tmp/up ]; do sleep 0.01; done"
 
 
@@ -183,6 +188,12 @@ ROOT_SURVIVORS = {
         ),
         test=f"exec 3> {TEXT}; {ZERO}; sleep 1.2",
     ),
+    "empty file of a refused open, which the tests look into": Plant(
+        LOOP.format(write=f"echo 1 > {JSON}"), test=f"{SLOWER}; cat {DIR}/* > /tmp/seen"
+    ),
+    "second name of the reward": Plant(
+        LOOP.format(write=f"ln -f {TEXT} {DIR}/mine && echo 1 > {DIR}/mine"), test=SLOWER
+    ),
 }
 """What root leaves running, and reaches for the reward: refused by name, and told."""
 
@@ -285,6 +296,17 @@ PREVENTED = {
         f"echo '(sleep 0.2; echo 1 > {DIR}/mine; mv {DIR}/mine {TEXT}) &' > /work/run",
         test=f"sh /work/run; {ZERO}; sleep 0.5",
         rewards=None,
+    ),
+    "reward that is cut short by its name": Plant(
+        python(CUT), test=f"{SLOWER}; cat {DIR}/* > /tmp/seen", rewards=None
+    ),
+    "reward that is cut to another number": Plant(
+        python(CUT.replace("0)", "1)", 1)),
+        test=f"echo 1e-999 > {TEXT}; sleep 1.2",
+        rewards=None,
+    ),
+    "directory in the reward's place": Plant(
+        LOOP.format(write=f"mkdir {TEXT}; echo 1 > {JSON}"), test=f"sleep 1.2; {ZERO}", rewards=None
     ),
 }
 """What leaves no clean verdict: no reward, and booked on the agent."""

@@ -35,7 +35,7 @@ class GuardedFile(Model):
     size: int
     nlink: int
     vouched: bool
-    """No process wrote it that is not the command's, or that had run foreign code."""
+    """It was written, and by no process that is not the command's, or that had run foreign code."""
     content: bytes
     """Of a regular file, at most 64 KiB and one byte."""
 
@@ -57,10 +57,13 @@ class GuardReport(Model):
 
     files: tuple[GuardedFile, ...]
     displaced: tuple[str, ...]
-    """Names under which a file was that could be vouched for, and another or none is now."""
+    """Names under which a file was that could be vouched for, and another or none is now, or it was
+    changed by what is not of the command."""
     refused: tuple[GuardRefusal, ...]
     touched: str | None
     """The first foreign file that a process of the command opened."""
+    alone: bool
+    """Nothing else lived in the sandbox when the directory was guarded."""
     lost: bool
     """More files were opened than could be judged, so nothing is vouched for."""
     cpu_s: float
