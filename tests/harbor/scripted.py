@@ -14,6 +14,8 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.verifier import Verifier
 
+from coldframe.protocol.errors import SandboxGoneError
+
 MIB = 1 << 20
 
 
@@ -55,6 +57,8 @@ class Commands(_Agent):
             "signal": await told("kill -KILL $$"),
             "no-user": await told("true", user="nobody-at-all"),
             "no-directory": await told("true", cwd="/nowhere"),
+            "no-path": await told("true", cwd="tmp"),
+            "no-text": await told("echo a\0b"),
             "where": await told("pwd; id -un; echo $A", cwd="/srv", user="nobody", env={"A": "b"}),
             "leaves": await told("sleep 30 & echo at once", timeout_sec=20),
         }
@@ -112,6 +116,19 @@ class Transfers(_Agent):
             await environment.is_file("/srv/none"),
         ]
         self.note(inside=inside.stdout, kinds=kinds)
+
+
+class StartsAgain(_Agent):
+    """Starts an environment that was started."""
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        """The first sandbox is asked whether it is still there."""
+        first = environment.sandbox
+        await environment.start(force_build=False)
+        try:
+            await first.exec("true")
+        except SandboxGoneError:
+            self.note(first="gone")
 
 
 class Loses(_Agent):

@@ -135,7 +135,8 @@ def test_every_end_of_a_command_is_a_return_code(tmp_path: Path) -> None:
     assert told["deadline"][:2] == [124, "before\n"]
     assert "deadline after 1 s" in told["deadline"][2]
     assert told["signal"][0] == 128 + 9
-    assert [told[name][0] for name in ("no-user", "no-directory")] == [126, 126]
+    not_started = ("no-user", "no-directory", "no-path", "no-text")
+    assert {name: told[name][0] for name in not_started} == dict.fromkeys(not_started, 126)
     assert "nobody-at-all" in told["no-user"][2]
     assert told["where"] == [0, "/srv\nnobody\nb\n", ""]
     assert told["leaves"] == [0, "at once\n", ""]
@@ -177,6 +178,13 @@ def test_transfers_keep_modes_links_and_holes_and_leave_out_what_leads_away(
     assert {one.name for one in (logs / "some").iterdir()} == {"link", "twin", "hole"}
     assert {one.name for one in (logs / "chosen").rglob("*")} == {"below", "tool"}
     assert told["kinds"] == [True, False, True, False]
+
+
+def test_environment_that_is_started_again_leaves_no_sandbox_behind(tmp_path: Path) -> None:
+    """Nobody would end the first: its lease would be renewed for as long as Harbor runs."""
+    trial = run_one(tmp_path, "StartsAgain", GOOD)
+
+    assert (trial.outcome, seen(trial)) == (1.0, {"first": "gone"})
 
 
 def test_sandbox_that_dies_is_told_as_what_it_is(tmp_path: Path) -> None:

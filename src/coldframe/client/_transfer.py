@@ -9,11 +9,12 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
+from stat import S_ISREG
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 from coldframe.client import _archive as archive
 from coldframe.client._content import async_pieces
-from coldframe.protocol.errors import FileTooLargeError, PathNotFoundError
+from coldframe.protocol.errors import FileTooLargeError, PathNotFoundError, PathRefusedError
 from coldframe.protocol.models import FileEntry, FileStat
 from coldframe.protocol.pieces import close_source
 
@@ -124,11 +125,20 @@ async def upload(
     owner: Owner,
     parents: bool,
 ) -> int:
-    file = await asyncio.to_thread(local.open, "rb")
-    with file:
+    with await asyncio.to_thread(_open_regular, local) as file:
         if mode is None:
             mode = os.fstat(file.fileno()).st_mode & 0o777
         return await write(core, path, async_pieces(file), mode=mode, owner=owner, parents=parents)
+
+
+def _open_regular(local: Path) -> BinaryIO:
+    """Open a file for reading; a FIFO would be waited for, and a device has no end."""
+    fd = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(fd, "rb")
+    if not S_ISREG(os.fstat(fd).st_mode):
+        file.close()
+        raise PathRefusedError(f"{str(local)!r} is not a regular file")
+    return file
 
 
 async def stat(core: SandboxCore, path: Path_, follow: bool) -> FileStat:

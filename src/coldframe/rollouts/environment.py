@@ -21,6 +21,8 @@ BUILD_NETWORK = NetworkPolicy(presets=PRESETS)
 AGENT_IMAGE = "agent"
 """Role of the image that the agent acts in; see `verifier_image` for the others."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
+_LABEL = 64
+"""Characters: it is there to be read, the digest tells images apart."""
 
 
 class BuildDeadlineError(CreateError):
@@ -86,7 +88,7 @@ class ImageBuilder:
 
     async def _build(self, label: str, spec: EnvironmentSpec, key: str, cached: bool) -> Built:
         assert spec.dockerfile is not None
-        stem = _UNSAFE.sub("-", label.lower()).strip("-") or "task"
+        stem = _UNSAFE.sub("-", label.lower())[:_LABEL].strip("-") or "task"
         name = f"task/{stem}:{key[:12]}"
         # Where nothing can be enforced RUN gets nothing; most Dockerfiles do without.
         egress = (await self._client.capabilities()).egress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,17 @@ def test_files_upload_and_download_keep_content_and_mode(sandbox: Sandbox, tmp_p
     size = sandbox.files.download("/out", tmp_path / "got")
     assert (tmp_path / "got").stat().st_size == size
     assert (tmp_path / "got").read_bytes().endswith(b"\n100000\n")
+
+
+def test_files_upload_of_what_is_no_regular_file_is_refused(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """To open a FIFO waits for ever, in a thread that nobody can end."""
+    os.mkfifo(tmp_path / "pipe")
+
+    for each in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(PathRefusedError, match=each.name):
+            sandbox.files.upload(each, "/pipe")
 
 
 def test_files_failed_download_leaves_nothing(sandbox: Sandbox, tmp_path: Path) -> None:

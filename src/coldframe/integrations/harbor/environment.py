@@ -33,6 +33,7 @@ from coldframe.protocol.errors import (
     CapabilityError,
     ColdframeError,
     GradingPreventedError,
+    InvalidRequestError,
     NotExecutedError,
     PathNotFoundError,
     SandboxStateError,
@@ -150,6 +151,8 @@ class ColdframeEnvironment(BaseEnvironment):
     async def start(self, force_build: bool) -> None:
         """Build the image unless that was done, make the sandbox, boot it.
 
+        Started again, the sandbox that it had is deleted.
+
         Raises:
             CapabilityError: this environment or its node cannot do what the task asks for.
             ImageNotFoundError, DockerfileError, BuildDeadlineError: there is no such image.
@@ -158,6 +161,7 @@ class ColdframeEnvironment(BaseEnvironment):
         """
         if self._refusals:
             raise CapabilityError("; ".join(self._refusals))
+        await self.stop(delete=True)
         node = await place(self._choice)
         await self._require_enforceable(node)
         spec = self._spec(force_build)
@@ -286,7 +290,8 @@ class ColdframeEnvironment(BaseEnvironment):
                 window_bytes=WINDOW_BYTES,
                 operation_id=operation,
             )
-        except NotExecutedError as error:
+        except (NotExecutedError, InvalidRequestError) as error:
+            # A command that nothing can be started from is the agent's, as one that fails is.
             return results.of_not_executed(error)
         except TimeoutError as error:
             raise ServiceUnreachableError(f"the node did not answer in time: {error}") from error

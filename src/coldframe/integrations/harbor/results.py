@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from harbor.environments.base import ExecResult
 
 from coldframe.client import AsyncOutputStream
-from coldframe.protocol.errors import NotExecutedError, ProgramNotFoundError, ShellNotFoundError
+from coldframe.protocol.errors import ColdframeError, ProgramNotFoundError, ShellNotFoundError
 from coldframe.protocol.models import ExecResult as Ended
 from coldframe.protocol.models import Reason
 
@@ -53,7 +53,7 @@ def of_ended(result: Ended) -> ExecResult:
     )
 
 
-def of_not_executed(error: NotExecutedError) -> ExecResult:
+def of_not_executed(error: ColdframeError) -> ExecResult:
     """Return what Harbor is told of a command that was not started."""
     absent = isinstance(error, ProgramNotFoundError | ShellNotFoundError)
     return ExecResult(stdout="", stderr=f"coldframe: {error}\n", return_code=127 if absent else 126)
