@@ -20,7 +20,7 @@ from rich.progress import (
 
 from coldframe.cli import render
 from coldframe.rollouts.directory import AttemptKey
-from coldframe.trajectories.schema import Trajectory, score
+from coldframe.trajectories.schema import Termination, Trajectory, score
 
 
 def outcome(trajectory: Trajectory) -> str:
@@ -30,7 +30,9 @@ def outcome(trajectory: Trajectory) -> str:
         return render.sentence(f"{failure.side} failure {failure.code}: {failure.message}")
     rewards = trajectory.rewards or {}
     text = f"reward {score(rewards):g}"
-    if trajectory.termination != "finished":
+    if trajectory.termination is Termination.UNKNOWN:
+        text += " (why it ended is not known)"
+    elif trajectory.termination is not Termination.FINISHED:
         text += f" ({trajectory.termination})"
     return text
 

@@ -17,7 +17,7 @@ from coldframe.cli import render
 from coldframe.cli.attempt_view import attempt_text
 from coldframe.cli.groups import group
 from coldframe.cli.progress import BatchProgress
-from coldframe.cli.run_view import ATTEMPTS, brief, row, summary_table
+from coldframe.cli.run_view import ATTEMPTS, brief, row, summary_table, without_summary
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.learning.captured import shaping
@@ -286,7 +286,7 @@ def show(
     if rows:
         print(render.table(ATTEMPTS, rows))
     if summary is None:
-        print("\nthis run has no summary yet: it runs, or was killed; run it again to go on")
+        print(f"\n{without_summary(config)}")
     else:
         print(f"\n{summary_table(summary)}")
     refused_all = summary is not None and not rows and bool(summary["refused"])

@@ -46,6 +46,14 @@ def summary_table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def without_summary(config: dict[str, Any]) -> str:
+    """Say why a run has no summary: what was imported never gets one."""
+    source = config["asked"].get("import")
+    if source is not None:
+        return f"imported from {source}: there is no summary, since nothing was run here"
+    return "this run has no summary yet: it runs, or was killed; run it again to go on"
+
+
 def _notes(task: dict[str, Any]) -> list[str]:
     """Say what casts doubt on a task's verdicts, and how its steps and its egress went."""
     tamper, egress = task["tamper"], task["egress"]

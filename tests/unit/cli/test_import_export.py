@@ -35,7 +35,11 @@ def test_job_is_imported_shown_and_exported(
     shown = capsys.readouterr().out
     assert "refused: bad__2/result.json: task_name" in shown
     assert main(["rollout", "show", run]) == 0
-    assert "demo-one.0.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "demo-one.0.0" in shown
+    assert "reward 1 (why it ended is not known)" in shown
+    assert "imported from harbor: there is no summary" in shown
+    assert "run it again" not in shown
     assert main(["rollout", "show", run, "--attempt", "demo-one.0.0"]) == 0
     assert "step 0  atif  model - s" in capsys.readouterr().out
 
@@ -54,7 +58,9 @@ def test_attempt_without_a_step_is_refused_and_said(
     assert "the agent left none" in capsys.readouterr().out
 
     assert main(["export", "atif", run, "--out", str(tmp_path / "atif")]) == 1
-    assert "refused: demo-one.0.0: steps" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "refused: demo-one.0.0: steps: unknown, agent/trajectory.json: the agent left" in said
+    assert "did nothing" not in said
     out = str(tmp_path / "other")
     assert main(["export", "atif", run, "--attempt", "no.0.0", "--out", out]) == 2
     assert "there are: demo-one.0.0" in capsys.readouterr().err

@@ -529,6 +529,23 @@ def test_calls_that_do_not_match_the_steps_give_no_tokens(tmp_path: Path) -> Non
     assert "do not match" in made["notes"]
 
 
+def test_request_without_an_answer_is_no_step_of_the_agents(tmp_path: Path) -> None:
+    """It never happened: the failure says so, and the answers before it keep their tokens."""
+    blobs = BlobStore(tmp_path / "blobs")
+    one = modelled(blobs)
+    asked = one.steps[-1].model_copy(
+        update={"index": len(one.steps), "action": None, "calls": (), "shown": ()}
+    )
+
+    made = to_atif(
+        one.model_copy(update={"steps": (*one.steps, asked)}), blobs, "one.0.0", journal(tmp_path)
+    )
+
+    agents = [step for step in made["steps"] if step["source"] == "agent"]
+    assert [step["metrics"]["completion_token_ids"] for step in agents] == COMPLETIONS
+    assert f"step {asked.index}: the model gave no answer" in made["notes"]
+
+
 def test_attempt_without_a_step_is_refused_by_name(tmp_path: Path) -> None:
     """ATIF holds none, and one that was made up would be a lie."""
     blobs = BlobStore(tmp_path / "blobs")

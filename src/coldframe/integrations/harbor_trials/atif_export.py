@@ -57,9 +57,11 @@ class _Exporter:
         one = self._one
         steps = [{"step_id": number, **step} for number, step in enumerate(self._steps(), start=1)]
         if not steps:
+            told = "the agent was given nothing and did nothing"
+            if "steps" in one.unknown:
+                told = f"unknown, {one.unknown['steps']}"
             raise AtifExportError(
-                f"{self._name}: steps: the agent was given nothing and did nothing; "
-                "ATIF holds no document without a step"
+                f"{self._name}: steps: {told}; ATIF holds no document without a step"
             )
         harness, model = one.identity.harness, one.identity.model
         agent: Json = {"name": harness.name, "version": harness.version}
@@ -130,8 +132,11 @@ class _Exporter:
             made = self._imported(step)
         elif step.source == "solution":
             made = self._solution(step)
-        else:
+        elif _answered(step):
             made = self._acted(step)
+        else:
+            self._notes.append(f"step {step.index}: the model gave no answer, so it stands nowhere")
+            return
         if step.started_at is not None:
             made["timestamp"] = datetime.fromtimestamp(step.started_at, UTC).isoformat()
         known = {one["tool_call_id"] for one in made.get("tool_calls", ())}
@@ -202,8 +207,7 @@ class _Exporter:
         return {name: value for name, value in made.items() if value is not None}
 
     def _message(self, step: Step) -> Json:
-        if step.action is None:
-            return {}
+        assert step.action is not None
         try:
             answer = json.loads(self._blobs.get(step.action))
             message = answer["choices"][0]["message"]
@@ -238,7 +242,7 @@ class _Exporter:
         """Return the call of each of the model's steps, if all of them match one by one."""
         if calls is None:
             return {}
-        steps = [step for step in self._one.steps if step.source == "model"]
+        steps = [step for step in self._one.steps if step.source == "model" and _answered(step)]
         turns = calls.turns
         fits = len(steps) == len(turns) and all(
             turn.call.message == self._message(step)
@@ -252,6 +256,11 @@ class _Exporter:
             for step, turn in zip(steps, turns, strict=True)
             if turn.call.completion_token_ids is not None
         }
+
+
+def _answered(step: Step) -> bool:
+    """Tell whether a request of the model was answered: the last of an attempt may not be."""
+    return step.action is not None
 
 
 def _parts(text: str) -> Any:
