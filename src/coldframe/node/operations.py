@@ -266,7 +266,7 @@ def mismatch(operation_id: str) -> OperationMismatchError:
 def weigh(request: ExecRequest, result: ExecResult | None = None) -> int:
     """How many bytes a kept request and its result hold, about."""
     texts = (request.stdin, request.command, request.cwd, request.shell, *(request.argv or ()))
-    size = _RECORD_BYTES + sum(len(text or b"") for text in texts)
+    size = _RECORD_BYTES + sum(len(text or b"") for text in texts) + len(str(request.user))
     size += sum(len(name) + len(value or b"") for name, value in request.env.items())
     if result is not None:
         size += sum(len(one.head) + len(one.tail) for one in (result.out, result.err))

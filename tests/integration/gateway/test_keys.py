@@ -251,15 +251,16 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
         tim.create_sandbox("any", cpu=64.0)
 
 
-def test_labels_and_environment_have_an_end(keyed_service: Service, make_key: MakeKey) -> None:
+def test_texts_of_a_sandbox_have_an_end(keyed_service: Service, make_key: MakeKey) -> None:
     """A node holds them as long as it knows a sandbox, also after its end."""
     with http(keyed_service.tcp, make_key("lea")) as caller:
         for given in (
             {"labels": {f"label-{number}": "" for number in range(65)}},
             {"labels": {"long": "x" * (17 << 10)}},
             {"env": {"LONG": "x" * (2 << 20)}},
+            *({name: "x" * (30 << 20)} for name in ("image", "workdir", "user")),
         ):
-            answer = caller.post("/v1/sandboxes", json={"image": "any", **given})
+            answer = caller.post("/v1/sandboxes", json={"image": "any"} | given)
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
             assert "at most" in answer.json()["message"]
             assert len(answer.content) < 1000

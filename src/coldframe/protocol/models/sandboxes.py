@@ -12,6 +12,8 @@ from coldframe.protocol.network import NetworkPolicy
 _MOST_LABELS = 64
 _MOST_LABEL_TEXT, _MOST_ENV_TEXT = 16 << 10, 1 << 20
 """In characters, names and values together."""
+_MOST_NAME_TEXT = 4096
+"""In characters, as long as a path may be."""
 
 
 class SandboxState(StrEnum):
@@ -63,6 +65,10 @@ class SandboxSpec(Model):
             size = sum(len(key) + len(value) for key, value in given.items())
             if size > most:
                 raise ValueError(f"{name}: {size} characters together, at most {most} may be")
+        for name in ("image", "workdir", "user"):
+            text = getattr(self, name)
+            if isinstance(text, str) and len(text) > _MOST_NAME_TEXT:
+                raise ValueError(f"{name}: at most {_MOST_NAME_TEXT} characters may be")
         return self
 
 
