@@ -265,6 +265,11 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def put(text: str) -> Callable[[Path], Any]:
     return lambda path: path.write_text(text)
 
@@ -274,7 +279,9 @@ def put(text: str) -> Callable[[Path], Any]:
     [
         (link, "", "links are not followed"),
         (fifo, "", "no regular file"),
+        (directory, "", "no regular file"),
         (put("{"), "", "not JSON"),
+        (put(json.dumps(result(task_name="half a pair: \ud800"))), "", "no Unicode"),
         (put("[" * 100_000), "", "not JSON"),
         (put('{"id": NaN}'), "", "holds NaN"),
         (put("[]"), "", "valid dictionary"),

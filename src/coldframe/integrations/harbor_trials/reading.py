@@ -93,10 +93,10 @@ class Folder:
         fd = self._walk(path, os.O_RDONLY | os.O_NONBLOCK)
         if fd is None:
             return None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise ImportRefusedError(self._named(path), "", "is no regular file")
         with os.fdopen(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise ImportRefusedError(self._named(path), "", "is no regular file")
             content = file.read(limit + 1)
         if len(content) > limit:
             raise ImportRefusedError(self._named(path), "", f"is over {limit} bytes")
@@ -144,9 +144,15 @@ def parse(content: bytes, file: str) -> Any:
         raise ImportRefusedError(file, "", f"holds {name}, which is no JSON")
 
     try:
-        return json.loads(content, parse_constant=refuse)
+        value = json.loads(content.decode(), parse_constant=refuse)
+        if b"\\ud" in content.lower():
+            # Half a surrogate pair is JSON, but no text: nothing that holds it can be written.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ImportRefusedError(file, "", "holds text that is no Unicode") from None
     except (ValueError, RecursionError):
         raise ImportRefusedError(file, "", "is not JSON") from None
+    return value
 
 
 def validated(model: type[M], value: Any, file: str) -> M:
