@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,7 @@ from coldframe.cli import groups
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 from coldframe.rollouts.settings import RolloutSettings
 from coldframe.trajectories.calls import Level
+from coldframe.trajectories.holding import held
 
 if TYPE_CHECKING:
     from coldframe.inference.proxy import ProxySettings
@@ -93,21 +96,37 @@ async def _serve(settings: ProxySettings, journals: Path, host: str, port: int) 
     stopped = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
-    admin_key = _admin_key(journals)
-    async with Proxy(settings) as proxy:
-        await proxy.check()
-        adopted = proxy.adopt(journals)
-        async with serving(ProxyApp(proxy, Admin(proxy, admin_key, journals)), host, port) as url:
-            print(f"serving {url}/v1, capture {settings.capture.value}", flush=True)
-            if adopted:
-                print(f"going on with {adopted} attempts", flush=True)
-            await stopped.wait()
+    with _held(journals):
+        admin_key = _admin_key(journals)
+        async with Proxy(settings) as proxy:
+            await proxy.check()
+            adopted = proxy.adopt(journals)
+            app = ProxyApp(proxy, Admin(proxy, admin_key, journals))
+            async with serving(app, host, port) as url:
+                print(f"serving {url}/v1, capture {settings.capture.value}", flush=True)
+                if adopted:
+                    print(f"going on with {adopted} attempts", flush=True)
+                await stopped.wait()
     return 0
+
+
+@contextlib.contextmanager
+def _held(journals: Path) -> Iterator[None]:
+    """Make the directory if need be, and hold it: two writers would mix an attempt's tokens."""
+    taken = InvalidRequestError(
+        f"--journals {journals}: another proxy writes there; end it, or name another directory"
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            journals.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stack.enter_context(held(journals, taken))
+        except OSError as error:
+            raise InvalidRequestError(f"--journals {journals}: {error.strerror}") from error
+        yield
 
 
 def _admin_key(journals: Path) -> str:
     """Return the administrator's key, made at the first start."""
-    journals.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = journals / ADMIN_KEY_FILE
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -10,9 +10,7 @@ result, and its attempt is made again under the same number.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 import shutil
 import time
@@ -23,6 +21,7 @@ from typing import Any
 
 from coldframe.protocol.errors import RunError
 from coldframe.trajectories.calls import CALLS_FILE
+from coldframe.trajectories.holding import LOCK_FILE, held
 from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import (
     TRAJECTORY_FILE,
@@ -40,7 +39,7 @@ SUMMARY_FILE = "summary.json"
 _ATTEMPT = re.compile(r"(?P<task>[A-Za-z0-9_-]+)\.(?P<sample>[0-9]+)\.(?P<attempt>[0-9]+)")
 
 # What a process that was killed before it wrote config.json may have left.
-_BEGUN = frozenset({".lock", "attempts"})
+_BEGUN = frozenset({LOCK_FILE, "attempts"})
 
 
 @dataclass(frozen=True, order=True)
@@ -82,19 +81,14 @@ class RunDirectory:
                     f"{self.root}: not a run and not empty ({sorted(names)[0]} lies there); "
                     "give another --out"
                 )
-        try:
-            self.attempts.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise RunError(f"{self.root}: {error.strerror}") from error
-        try:
+        taken = RunError(f"{self.root}: another process is running this run")
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.root}: another process is running this run") from None
+                self.attempts.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(self.root, taken))
+            except OSError as error:
+                raise RunError(f"{self.root}: {error.strerror}") from error
             yield
-        finally:
-            os.close(fd)
 
     def begin(self, run_id: str, asked: dict[str, Any]) -> str:
         """Write what is asked, or check that it is what was asked when the run began.

@@ -85,6 +85,18 @@ async def test_service_mints_carries_pauses_and_survives_kill_9(tmp_path: Path) 
     assert (captured.ended, [*captured.segments()]) == (True, [0])
 
 
+async def test_two_proxies_never_write_into_one_directory_of_journals(tmp_path: Path) -> None:
+    """Each would go on with the other's attempts, and their tokens would stand mixed."""
+    async with StandInEngine(talk) as engine:
+        async with served(engine.base_url, tmp_path) as (first, _):
+            with pytest.raises(AssertionError, match="another proxy writes there"):
+                async with served(engine.base_url, tmp_path):
+                    pass
+            assert first.returncode is None
+        async with served(engine.base_url, tmp_path):
+            pass
+
+
 async def test_service_says_where_it_serves_and_no_more(tmp_path: Path) -> None:
     """Lines about nothing hide the one about a call without its tokens."""
     async with StandInEngine(talk) as engine, served(engine.base_url, tmp_path) as (process, url):
