@@ -6,11 +6,8 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from coldframe.cli import machine, render
+from coldframe.cli import flags, machine, render
 from coldframe.host.doctor import Check, examine
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import CapabilityError, ColdframeError
@@ -21,7 +18,7 @@ WANTED_IMAGES = ("debian:bookworm", "busybox:latest")
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Say what this machine can do, what is missing, and the command that fixes it.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.directory import AttemptKey, RunDirectory, open_run
@@ -29,7 +29,7 @@ def atif(
     attempt: Annotated[
         str | None, typer.Option(metavar="TASK.SAMPLE.ATTEMPT", help="Only this one.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Write attempts as ATIF 1.7, which Harbor's own validator takes.
 

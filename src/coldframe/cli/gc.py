@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from coldframe.cli import machine, render
+from coldframe.cli import flags, machine, render
 from coldframe.host import orphans
 from coldframe.host.gc import reap_dead_nodes
 from coldframe.node.settings import NodeSettings
@@ -27,7 +27,7 @@ def gc(
             "--all", help="End nodes, too, that no process serves and that wait for the next one."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Reap what nodes left behind that were killed, and layers that no image needs.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 app = group()
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="repository[:tag], for example debian:bookworm.")
 ]
@@ -35,7 +34,7 @@ def bootstrap(
         str, typer.Argument(metavar="NAME", help="debian:SUITE (debian:bookworm), or busybox.")
     ],
     force: Annotated[bool, typer.Option("--force", help="Make it anew if it is there.")] = False,
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Make a base image from Debian's packages; nothing to do if it is there already.
 
@@ -58,7 +57,7 @@ def import_(
             metavar="ROOTFS", help="A tar archive (plain, gzip, xz, zstd) or a directory."
         ),
     ],
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Import a root file system as an image of one layer.
 
@@ -95,7 +94,7 @@ def build(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Do every step, also those that were done before.")
     ] = False,
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Build an image from a Dockerfile.
 
@@ -137,7 +136,7 @@ def alias(
         list[str],
         typer.Argument(metavar="NAME TARGET | ls | rm NAME...", help="Names, or digests."),
     ],
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Let a name stand for an image of the store, as in FROM python:3.11-slim.
 
@@ -168,7 +167,7 @@ def alias(
 
 
 @app.command("ls")
-def list_(as_json: _Json = False) -> None:
+def list_(as_json: flags.Json = False) -> None:
     """List images: name, digest, size and age. Layers that images share count in each."""
     with _store() as store:
         records = store.list()
@@ -197,7 +196,7 @@ def rm(
     images: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Names, or digests (every name of it).")
     ],
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Remove images by name, and the layers that no other image needs.
 
@@ -218,7 +217,7 @@ def rm(
 @app.command()
 def inspect(
     image: Annotated[str, typer.Argument(metavar="NAME", help="Name or digest.")],
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Show an image's configuration, history (oldest first) and layers (top first)."""
     with _store() as store:

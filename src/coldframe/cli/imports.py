@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 from coldframe.cli.progress import outcome
 
@@ -26,7 +26,7 @@ def harbor(
         Path, typer.Argument(metavar="JOB_DIR", help="Of one job: holds a directory per trial.")
     ],
     out: Annotated[Path, typer.Option(metavar="RUN", help="Directory of the run that it becomes.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Import the trials of a Harbor job (0.18 or later, agents' logs in ATIF 1.0 to 1.8).
 

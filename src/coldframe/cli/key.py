@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 from coldframe.cli.serve import STORE_OPTION
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
@@ -24,7 +24,6 @@ app = group()
 T = TypeVar("T")
 
 _Store = Annotated[str | None, STORE_OPTION]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 
 
 @app.command()
@@ -53,7 +52,7 @@ def create(
 
 
 @app.command("ls")
-def ls(as_json: _Json = False, store: _Store = None) -> None:
+def ls(as_json: flags.Json = False, store: _Store = None) -> None:
     """List keys, revoked ones too."""
     records = _in_store(store, lambda opened: opened.keys())
     if as_json:
@@ -99,7 +98,7 @@ def quota(
     memory: Annotated[str | None, typer.Option(help="Of all together: 256GiB.")] = None,
     disk: Annotated[str | None, typer.Option(help="Of all together: 1TiB.")] = None,
     free: Annotated[bool, typer.Option("--free", help="Take every bound away.")] = False,
-    as_json: _Json = False,
+    as_json: flags.Json = False,
     store: _Store = None,
 ) -> None:
     """Set what an owner's live sandboxes may be limited to, together. What is left out is free.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import typer
-
-from coldframe.cli import machine, render
+from coldframe.cli import flags, machine, render
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.models import Ledger
 
 
 def ledger(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Account for every sandbox of this machine's nodes, against the kernel.
 

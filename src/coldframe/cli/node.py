@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import typer
 
+from coldframe.cli import flags
 from coldframe.cli.groups import group
 from coldframe.protocol import places
 from coldframe.protocol.errors import (
@@ -35,7 +36,7 @@ _STOP_S = 120.0
 
 @app.command()
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Say whether the machine's node runs, and how much it does.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coldframe.cli import attach, render
+from coldframe.cli import attach, flags, render
 from coldframe.protocol.errors import InvalidRequestError, NotExecutedError
 
 
@@ -24,26 +24,18 @@ class _Plan:
 
 
 def run(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest; see image ls.")],
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="Program and arguments.")
-    ] = None,
-    cpu: Annotated[float | None, typer.Option(help="Processors, for example 0.5.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory limit: 512M, 4GiB.")] = None,
+    image: flags.Image,
+    command: flags.Command = None,
+    cpu: flags.Cpu = None,
+    memory: flags.Memory = None,
     pids: Annotated[int | None, typer.Option(help="Processes and threads at most.")] = None,
-    disk: Annotated[str | None, typer.Option(help="What it may write: 1GiB.")] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Repeatable.")
-    ] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="NAME|ID[:GROUP].")] = None,
-    workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Where to start.")] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Kill everything after so many seconds.")
-    ] = None,
-    tty: Annotated[bool, typer.Option("--tty", "-t", help="Run on a terminal.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object at the end.")
-    ] = False,
+    disk: flags.Disk = None,
+    env: flags.Env = None,
+    user: flags.User = None,
+    workdir: flags.Workdir = None,
+    deadline: flags.Deadline = None,
+    tty: flags.Tty = False,
+    as_json: flags.ResultJson = False,
 ) -> int:
     """Run one command in a fresh sandbox of an image, and delete the sandbox.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coldframe.cli import attach, render, stdio
+from coldframe.cli import attach, flags, render, stdio
 from coldframe.cli.clients import with_client
 from coldframe.cli.groups import group
 from coldframe.cli.sandbox_copy import cp
@@ -32,25 +32,19 @@ app.command("cp")(cp)
 app.command("port")(port)
 
 _Id = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name; see sandbox ls.")]
-_Env = Annotated[
-    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Repeatable.")
-]
-_User = Annotated[str | None, typer.Option("--user", "-u", help="NAME|ID[:GROUP].")]
-_Workdir = Annotated[str | None, typer.Option("--workdir", "-w", help="Where to start.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 
 
 @app.command()
 def create(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest; see image ls.")],
+    image: flags.Image,
     name: Annotated[str | None, typer.Option(help="Unique among live sandboxes.")] = None,
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Repeatable.")
     ] = None,
-    cpu: Annotated[float | None, typer.Option(help="Processors, for example 0.5.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory limit: 512M, 4GiB.")] = None,
-    disk: Annotated[str | None, typer.Option(help="What it may write: 1GiB.")] = None,
-    env: _Env = None,
+    cpu: flags.Cpu = None,
+    memory: flags.Memory = None,
+    disk: flags.Disk = None,
+    env: flags.Env = None,
     ttl: Annotated[float, typer.Option(help="Seconds until it is deleted.")] = 7200.0,
     network: Annotated[
         list[str] | None,
@@ -60,7 +54,7 @@ def create(
             "presets; repeatable. Default: nothing but itself.",
         ),
     ] = None,
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Make a sandbox that stays, and print its id.
 
@@ -91,23 +85,17 @@ def create(
 @app.command("exec")
 def exec_(
     sandbox: _Id,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="Program and arguments.")
-    ] = None,
-    env: _Env = None,
-    user: _User = None,
-    workdir: _Workdir = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Kill everything after so many seconds.")
-    ] = None,
-    tty: Annotated[bool, typer.Option("--tty", "-t", help="Run on a terminal.")] = False,
+    command: flags.Command = None,
+    env: flags.Env = None,
+    user: flags.User = None,
+    workdir: flags.Workdir = None,
+    deadline: flags.Deadline = None,
+    tty: flags.Tty = False,
     detach: Annotated[
         bool,
         typer.Option("--detach", "-d", help="Print the command's id and go; see sandbox logs."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object at the end.")
-    ] = False,
+    as_json: flags.ResultJson = False,
 ) -> int:
     """Run a command in a sandbox, as if it were run here.
 
@@ -146,9 +134,9 @@ def shell(
         list[str] | None,
         typer.Argument(metavar="-- CMD...", help="Default: /bin/bash, else /bin/sh."),
     ] = None,
-    env: _Env = None,
-    user: _User = None,
-    workdir: _Workdir = None,
+    env: flags.Env = None,
+    user: flags.User = None,
+    workdir: flags.Workdir = None,
 ) -> int:
     """Open a shell in a sandbox, on this terminal.
 
@@ -223,7 +211,7 @@ def ls(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Repeatable.")
     ] = None,
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """List live sandboxes, oldest first; with labels those that carry all of them."""
 
@@ -248,7 +236,7 @@ def ls(
 @app.command("rm")
 def rm(
     sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids or names.")],
-    as_json: _Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Delete sandboxes; nothing of them is left when this returns. One that has ended is fine."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coldframe.cli import flags
 from coldframe.cli.clients import require_lasting_node
 from coldframe.protocol.errors import InvalidRequestError, PathNotFoundError
 
@@ -30,7 +31,7 @@ class _Copied:
 def cp(
     source: Annotated[str, typer.Argument(metavar="FROM", help="PATH, or SANDBOX:/PATH.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="PATH, or SANDBOX:/PATH.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Copy a file or a directory into a sandbox or out of it.
 

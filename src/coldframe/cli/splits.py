@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 from coldframe.learning.splits import (
     Overlap,
@@ -84,7 +84,7 @@ def make(
 def check(
     manifests: Annotated[list[Path], typer.Argument(metavar="MANIFEST...", help="Two or more.")],
     threshold: Threshold = 0.8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Compare splits by keys, content, groups, and likeness of instructions and tests.
 
