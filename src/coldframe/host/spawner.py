@@ -221,8 +221,9 @@ class Spawner:
             )
         except CapacityError:
             # It may be there all the same, without a root that we could reach.
-            if spec.keep is not None:
-                self._of[spec.sandbox_id].drop(spec.sandbox_id)
+            worker = self._of.get(spec.sandbox_id)
+            if spec.keep is not None and worker is not None:  # else it has died since
+                worker.drop(spec.sandbox_id)
             with contextlib.suppress(SpawnerFault):
                 await self.destroy(spec.sandbox_id)
             self._of.pop(spec.sandbox_id, None)

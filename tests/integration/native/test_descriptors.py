@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
+import select
 import signal
 from pathlib import Path
 
 import pytest
 
-from coldframe.host.spawner import SpawnerFault
+from coldframe.host.spawner import Keep, SpawnerFault
 from coldframe.protocol.errors import CapacityError, Execution
 from tests.fixtures.descriptors import room_for
 from tests.fixtures.native import Native
@@ -59,6 +61,23 @@ async def test_create_without_room_leaves_nothing(native: Native) -> None:
     assert stat.sandboxes == 0
     assert native.cgroups() == []
     assert count() == before
+
+
+async def test_create_without_room_whose_worker_ends_says_that_there_was_no_room(
+    native: Native,
+) -> None:
+    """The one is known, and then the other, before whoever asked for it goes on."""
+    (worker,) = native.spawner._workers
+    with room_for(0):
+        creating = asyncio.ensure_future(native.create(keep=Keep(b"")))
+        await asyncio.sleep(0)
+        select.select([worker.link._sock], [], [], 20)
+        worker.link._sock.send(b"\xff" * 64)  # which makes it end, and all that it has made
+        select.select([worker.pidfd], [], [], 20)
+        with pytest.raises(CapacityError, match="descriptor left"):
+            await creating
+
+    assert not native.spawner.pids
 
 
 async def test_terminal_without_room_says_that_the_command_was_executed(native: Native) -> None:
