@@ -146,19 +146,45 @@ def _starts(home: Path) -> dict[str, int]:
 
 
 def _home() -> Path:
+    """Return the home whose node is meant.
+
+    Raises:
+        InvalidRequestError: COLDFRAME_URL names another service than the node of this home.
+    """
+    from coldframe.client._address import IN_PROCESS, parse, url_of_environment
     from coldframe.node.settings import NodeSettings
 
-    return NodeSettings.from_environment().home
+    home = NodeSettings.from_environment().home
+    url = url_of_environment()
+    if url is not None and url != IN_PROCESS and not _is_of(home, parse(url).unix):
+        raise InvalidRequestError(
+            f"COLDFRAME_URL={url} is not the node of {home}: unset it to mean that one; another "
+            "node of this machine is named by COLDFRAME_HOME"
+        )
+    return home
+
+
+def _is_of(home: Path, path: Path | None) -> bool:
+    """Whether the node of a home is who serves, or would serve, a socket."""
+    own = places.socket_of(home)
+    if path is None or path == own:
+        return path is not None
+    pid = pid_at(path)
+    return pid is not None and pid == pid_at(own)
 
 
 def pid_of_node(home: Path) -> int | None:
-    """Return the process that serves the home's socket; None: nobody does.
+    """Return the process that serves the home's socket; None: nobody does. Raises as `pid_at`."""
+    return pid_at(places.socket_of(home))
+
+
+def pid_at(path: Path) -> int | None:
+    """Return the process that serves a unix socket; None: nobody does.
 
     Raises:
         NotPermittedError: it is another user's.
         CapabilityError: it is in a container that has processes of its own.
     """
-    path = places.socket_of(home)
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as link:
         link.settimeout(10)
         try:

@@ -41,7 +41,7 @@ def serve(
         typer.Option(
             "--unix",
             metavar="PATH",
-            help="The unix socket, for root and this user only. Default: node.sock of the home.",
+            help="A unix socket for root and this user only, beside node.sock of the home.",
         ),
     ] = None,
     listen: Annotated[
@@ -78,8 +78,8 @@ def serve(
     """Serve this machine's node to clients: on a unix socket, and on TCP with --listen.
 
     Clients of this machine find it by its socket, node.sock in COLDFRAME_HOME, and start it there
-    if nobody serves (then with --idle-exit 300). TCP asks for keys (coldframe key create); as
-    long as there is none, it is loopback only.
+    if nobody serves (then with --idle-exit 300): a home has one node. TCP asks for keys
+    (coldframe key create); as long as there is none, it is loopback only.
 
     Sandboxes outlive this process: who serves the same home next goes on with them. SIGTERM lets
     requests come to their end, then ends every sandbox; a second one, and SIGUSR1, leave them to
@@ -191,12 +191,11 @@ async def _serve(
         logging.getLogger(name).addFilter(audited.Paced())
     settings = NodeSettings.from_environment()
     at = None if listen is None else Listen.parse(listen)
-    if unix is None and behind.node_url is None:
-        unix = places.socket_of(settings.home)
+    paths = _sockets(unix, None if behind.node_url is not None else settings.home)
     handed = Handover.taken()
     sockets.go_on(handed.locks)
-    if unix is not None:
-        await sockets.claim(unix)
+    for path in paths:
+        await sockets.claim(path)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(behind.store_url, settings.home))
         chosen = GatewaySettings(audit=settings.home / audit.DIRECTORY)
@@ -208,9 +207,9 @@ async def _serve(
         try:
             if at is not None:
                 _warn(await doors.open_tcp(at, tls), tls, keyless=await store.keyless())
-            if unix is not None:
-                await doors.open_unix(unix)
-                _say(f"serving unix:{unix}")
+            for path in paths:
+                await doors.open_unix(path)
+                _say(f"serving unix:{path}")
             _raise_descriptor_limit()
             garbage.look_once()
             report = await until_stopped(doors, idle_exit_s=idle_exit_s)
@@ -223,6 +222,18 @@ async def _serve(
     for failure in report.failures:
         print(f"coldframe: {render.sentence(failure)}", file=sys.stderr)
     return 1 if report.failures else 0
+
+
+def _sockets(chosen: Path | None, home: Path | None) -> list[Path]:
+    """What to serve on; a home's node is always at the home's socket, so that it has only one."""
+    own = None if home is None else places.socket_of(home)
+    if chosen is not None and own is not None and _resolved(chosen) == _resolved(own):
+        chosen = None
+    return [path for path in (chosen, own) if path is not None]
+
+
+def _resolved(path: Path) -> Path:
+    return path.parent.resolve() / path.name
 
 
 def _warn(at: Listen, tls: ssl.SSLContext | None, *, keyless: bool) -> None:

@@ -1,4 +1,4 @@
-"""A node, or a way to one, with its doors open: a unix socket, TCP, or both, on one event loop.
+"""A node, or a way to one, with its doors open: unix sockets, TCP, or both, on one event loop.
 
 To close lets what is being answered come to its end. When and how: `stopping.py`.
 """
@@ -80,7 +80,7 @@ class Listen:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: there may be two of these."""
+    """Leaves signals to us: there may be several of these."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -119,7 +119,7 @@ class Doors:
         self._routes = routes(*(guest.routes if guest else ()))
         self._auditor = Auditor(open_log(settings), self._routes)
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
-        self._unix: Path | None = None
+        self._unix: list[Path] = []
         self._activity = Activity()
         self._hurried = False
         self._lock: int | None = None
@@ -132,7 +132,7 @@ class Doors:
         """
         address = f"unix:{path}"
         listener = self._handed_listener(address) or await sockets.listen(path)
-        self._unix = path
+        self._unix.append(path)
         await self._serve(address, listener, by_socket, None)
 
     async def open_tcp(self, listen: Listen, tls: ssl.SSLContext | None = None) -> Listen:
@@ -208,8 +208,7 @@ class Doors:
                 self._activity.touch()
         # Nothing may come between looking and closing: who connects now is turned away, and
         # starts another node.
-        if self._unix is not None:
-            self._unix.unlink(missing_ok=True)
+        self._remove_unix()
         for server, _ in self._servers:
             for listening in server.servers:
                 listening.close()
@@ -233,8 +232,11 @@ class Doors:
         while busy() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)  # the last command that ends tells nobody
         await self._shut()
-        if self._unix is not None:
-            self._unix.unlink(missing_ok=True)
+        self._remove_unix()
+
+    def _remove_unix(self) -> None:
+        for path in self._unix:
+            path.unlink(missing_ok=True)
 
     async def _shut(self) -> None:
         self._served.answer_now()

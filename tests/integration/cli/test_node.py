@@ -56,6 +56,52 @@ def test_status_and_stop_tell_what_is_so(home: Path) -> None:
     assert "no node runs" in _node("stop").stdout
 
 
+def test_home_has_one_node_whatever_sockets_it_serves(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of a home would each hold what the other one thinks is its own."""
+    serve = [sys.executable, "-m", "coldframe.cli.main", "serve", "--unix"]
+    path = tmp_path / "elsewhere.sock"
+    with subprocess.Popen([*serve, str(path)], stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        said = [service.stdout.readline().strip() for _ in range(2)]
+        assert said == [f"serving unix:{path}", f"serving unix:{places.socket_of(home)}"]
+        assert json.loads(_node("status", "--json").stdout)["pid"] == service.pid
+        with SandboxClient(url=f"unix:{path}") as there, SandboxClient() as here:
+            made = there.create_sandbox("any")
+            assert [one.id for one in here.list_sandboxes()] == [made.id]
+        second = subprocess.run(
+            [*serve, str(tmp_path / "second.sock")],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (second.returncode, "coldframe node stop" in second.stderr) == (1, True)
+        monkeypatch.setenv("COLDFRAME_URL", f"unix:{path}")
+        assert _node("stop").returncode == 0
+        assert service.wait(60) == 0
+    monkeypatch.delenv("COLDFRAME_URL")
+    assert not path.exists()
+    assert not places.socket_of(home).exists()
+
+
+@pytest.mark.parametrize("word", ["status", "stop", "upgrade"])
+@pytest.mark.parametrize("url", ["unix:/nowhere/n.sock", "http://127.0.0.1:9"])
+def test_node_of_another_service_is_not_taken_for_this_homes(
+    home: Path, monkeypatch: pytest.MonkeyPatch, word: str, url: str
+) -> None:
+    """Who works with one service must not end, or be told of, the sandboxes of another."""
+    with SandboxClient() as client:
+        sandbox = client.create_sandbox("any")
+        monkeypatch.setenv("COLDFRAME_URL", url)
+        refused = _node(word)
+        monkeypatch.delenv("COLDFRAME_URL")
+        assert refused.returncode == 2
+        assert f"COLDFRAME_URL={url} is not the node of {home}" in refused.stderr
+        assert client.get_sandbox(sandbox.id).info.state == "ready"
+
+
 @pytest.mark.timeout(40)
 def test_stop_now_does_not_wait_for_commands(home: Path) -> None:
     """A command that hangs must not hold up who means it."""
