@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,9 +52,12 @@ class Identity:
             NotPermittedError: the key lacks the scope.
         """
         if scope not in self.scopes and Scope.ADMIN not in self.scopes:
+            scopes = {scope} if scope is Scope.ADMIN else {scope, *self.scopes}
+            options = "".join(f" --scope {one}" for one in sorted(scopes))
+            owner = shlex.quote(self.owner or "OWNER")
             raise NotPermittedError(
                 f"key {self.name!r} lacks the scope {scope.value!r}; "
-                f"make one that has it: coldframe key create --scope {scope.value}"
+                f"make one that has it: coldframe key create --owner {owner}{options}"
             )
 
 

@@ -139,8 +139,13 @@ def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKe
                 seen.delete()
             with pytest.raises(NotPermittedError, match="'create'"):
                 reader.create_sandbox("any")
-            with pytest.raises(NotPermittedError, match="'admin'"):
+            with pytest.raises(NotPermittedError, match="'admin'") as refused:
                 reader.ledger()
+        remedy = str(refused.value).rpartition(": coldframe ")[2]
+        made = _command(keyed_service.home, *remedy.split())
+        assert made.returncode == 0, made.stderr
+        with SandboxClient(url=keyed_service.tcp, api_key=made.stdout.strip()) as allowed:
+            assert allowed.ledger().live >= 1
         key = make_key("eve", "read")
         sandbox.exec("true", operation_id="eves")
         with http(keyed_service.tcp, key) as looking:
