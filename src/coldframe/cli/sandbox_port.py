@@ -56,17 +56,15 @@ def _numbers(text: str) -> tuple[int, int]:
 async def _forward(sandbox: AsyncSandbox, local: int, inner: int, *, as_json: bool) -> None:
     connections: set[asyncio.Task[None]] = set()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        try:
-            await _connected(sandbox, inner, reader, writer)
-        finally:
-            connections.discard(task)
-
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A coroutine would be asyncio's own task, which complains of being cancelled.
+        task = loop.create_task(_connected(sandbox, inner, reader, writer))
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
     try:
         server = await asyncio.start_server(serve, "127.0.0.1", local)
     except OSError as error:

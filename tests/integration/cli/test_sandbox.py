@@ -346,9 +346,12 @@ def test_port_is_forwarded_until_interrupted(box: Sandbox) -> None:
     server = box.start(["python3", "-c", SERVER])
     inner = int(server.read("stdout").data)
     with subprocess.Popen(
-        [*COMMAND, "port", "--json", "box", f"0:{inner}"], stdout=subprocess.PIPE
+        [*COMMAND, "port", "--json", "box", f"0:{inner}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as forwarding:
         assert forwarding.stdout is not None
+        assert forwarding.stderr is not None
         opened = json.loads(forwarding.stdout.readline())
         assert opened["host"] == "127.0.0.1"
         url = f"http://127.0.0.1:{opened['port']}/"
@@ -360,6 +363,7 @@ def test_port_is_forwarded_until_interrupted(box: Sandbox) -> None:
             assert forwarding.wait(30) == 0
             idle.settimeout(10)
             assert idle.recv(1) == b""
+        assert forwarding.stderr.read() == b""
     server.kill()
 
 
