@@ -53,6 +53,8 @@ from coldframe.runtimes.native_request import Plan, Planner, exec_error, questio
 
 _CONNECT_TIMEOUT_S = 10.0
 _KILL_ROUNDS = 100
+_NOBODY = {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH}
+"""What an address says on which nobody listens, or that is not there at all."""
 _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -267,7 +269,7 @@ class NativeSandbox:
         if not 1 <= port <= 65535:
             raise InvalidRequestError(f"port {port} is not in 1..65535")
         self._require_alive()
-        reason = "refused"
+        reason: str | None = None
         for family, address in _LOOPBACKS:
             with self._typed("no socket can be made in it"):
                 made = forks.own_socket(await self.parts.spawner.make_socket(self._id, family))
@@ -277,12 +279,14 @@ class NativeSandbox:
                 return await asyncio.open_connection(sock=made)
             except (OSError, TimeoutError) as error:
                 made.close()
-                reason = str(error) or "timed out"
+                if error.errno not in _NOBODY:
+                    reason = reason or (os.strerror(error.errno) if error.errno else "timed out")
             except BaseException:
                 made.close()
                 raise
         raise PortUnreachableError(
-            f"port {port} of sandbox {self._id!r}: {reason}; see listening_ports()"
+            f"port {port} of sandbox {self._id!r}: {reason or 'nothing listens on it'}; "
+            "see listening_ports()"
         )
 
     # --- network ----------------------------------------------------------------------

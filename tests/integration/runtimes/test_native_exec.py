@@ -391,7 +391,9 @@ async def test_port_is_listed_and_reached_from_within(
         writer.close()
         await running.wait()
 
-    with pytest.raises(PortUnreachableError, match=r"listening_ports\(\)"):
+    with pytest.raises(
+        PortUnreachableError, match=r"nothing listens on it; see listening_ports\(\)"
+    ):
         await sandbox.connect(8001)
     with pytest.raises(InvalidRequestError):
         await sandbox.connect(0)
