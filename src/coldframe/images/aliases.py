@@ -7,7 +7,8 @@ releases, and their slim variants (what `image bootstrap` makes is slim).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from coldframe.images import names
@@ -95,14 +96,28 @@ def _full(name: str) -> str:
     return f"{plain}@sha256:{digest}" if digest else plain
 
 
-def how_to_get(name: str, digest: str | None = None) -> str:
-    """Say that there is no such image, and what makes one or another stand for it."""
+def how_to_get(name: str, digest: str | None, known: Sequence[str]) -> str:
+    """Say that there is no such image, which of those that are known is meant, or what makes it."""
     full = f"{name}@sha256:{digest}" if digest else name
-    repository = name.partition(":")[0]
+    repository, _, tag = name.partition(":")
     make = f"coldframe image import {name} ROOTFS.tar, or coldframe image build -t {name} DIRECTORY"
-    if repository in ("debian", "busybox"):
-        make = f"coldframe image bootstrap {BUILT_IN.get(name, name).removesuffix(':latest')}"
+    if repository == "busybox":
+        make = "coldframe image bootstrap busybox"
+    elif repository == "debian":
+        suite = "debian:SUITE" if tag == "latest" else BUILT_IN.get(name, name)
+        make = f"coldframe image bootstrap {suite}"
+    close = _nearest(name, known)
+    meant = f": did you mean {close!r}? Else" if close else ";"
     return (
-        f"no image {full!r} in the store; make it with: {make}; "
+        f"no image {full!r} in the store{meant} make it with: {make}; "
         f"or let another stand for it: coldframe image alias {full} TARGET"
     )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    repository, _, tag = name.partition(":")
+    if tag == "latest":  # most likely none was written
+        siblings = [one for one in known if one.partition(":")[0] == repository]
+        if siblings:
+            return siblings[0]
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.8)), None)

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -127,7 +126,11 @@ class ImageStore:
         try:
             return self._read_ref(self._ref(name))
         except FileNotFoundError:
-            raise ImageNotFoundError(how_to_get(name)) from None
+            target = self.aliases.target(name)
+            why = f"no image {name!r} in the store; see: coldframe image ls"
+            if target is not None:
+                why = f"{name!r} is no image but an alias of {target!r}; see: coldframe image alias"
+            raise ImageNotFoundError(why) from None
 
     def _find(self, name_or_digest: str) -> ImageRecord:
         """Return an image's record, through aliases if no image has the name."""
@@ -143,16 +146,13 @@ class ImageStore:
             if target in passed:
                 raise ImageError(f"{full!r} is an alias that leads to itself: {target!r}")
             if target is None:
-                why = how_to_get(name, digest) if len(passed) == 1 else how_to_get(wanted)
-                via = f"{full!r} is an alias of {wanted!r}: " if len(passed) > 1 else ""
-                raise ImageNotFoundError(via + why + self._nearest(wanted))
+                known = [record.name for record in self.list()]
+                if len(passed) == 1:
+                    raise ImageNotFoundError(how_to_get(name, digest, known))
+                why = how_to_get(wanted, None, known)
+                raise ImageNotFoundError(f"{full!r} is an alias of {wanted!r}: {why}")
             passed.append(target)
             wanted = target
-
-    def _nearest(self, name: str) -> str:
-        known = [record.name for record in self.list()]
-        close = get_close_matches(name, known, n=1, cutoff=0.8)
-        return f"; or did you mean {close[0]!r}?" if close else ""
 
     def list(self) -> tuple[ImageRecord, ...]:
         """Return every named image, in order of their names.

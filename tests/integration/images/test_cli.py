@@ -72,7 +72,8 @@ def test_people_get_tables_and_sentences(call: Call, rootfs: Path) -> None:
     ("words", "said"),
     [
         (["inspect", "none"], "no image 'none:latest' in the store; make it with"),
-        (["rm", "x", "none"], "no image 'none:latest'"),
+        (["rm", "x", "none"], "no image 'none:latest' in the store; see: coldframe image ls"),
+        (["rm", "x", "debian:12"], "'debian:12' is no image but an alias of 'debian:bookworm'"),
         (["import", "Bad Name", "."], "'Bad Name' is not an image name"),
         (["import", "x", "/nothing"], "/nothing: No such file"),
         (["bootstrap", "alpine"], "'alpine' cannot be bootstrapped"),

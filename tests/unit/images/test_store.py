@@ -65,6 +65,8 @@ def test_resolve_of_unknown_name_says_how_to_get_it(store: ImageStore) -> None:
     """The first command of a new user fails here; the message must carry them on."""
     with pytest.raises(ImageNotFoundError, match="coldframe image bootstrap debian:bookworm"):
         store.resolve("debian:bookworm")
+    with pytest.raises(ImageNotFoundError, match="coldframe image bootstrap debian:SUITE"):
+        store.resolve("debian")
     with pytest.raises(ImageNotFoundError, match="coldframe image import own:1"):
         store.resolve("own:1")
     with pytest.raises(ImageNotFoundError, match="0" * 64):
@@ -77,8 +79,9 @@ def test_resolve_of_misspelt_name_tells_the_nearest(store: ImageStore, add: Add)
     """Whoever mistypes a name does not want to make another image."""
     store.tag("debian:bookworm", [add(a="1")], ImageConfig())
 
-    with pytest.raises(ImageNotFoundError, match=r"did you mean 'debian:bookworm'\?"):
-        store.resolve("debian:bookwrm")
+    for name in ("debian:bookwrm", "debian"):
+        with pytest.raises(ImageNotFoundError, match=r"did you mean 'debian:bookworm'\? Else"):
+            store.resolve(name)
     with pytest.raises(ImageNotFoundError) as refusal:
         store.resolve("own:1")
     assert "did you mean" not in str(refusal.value)
