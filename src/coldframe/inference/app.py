@@ -220,6 +220,8 @@ def _declared(headers: dict[bytes, bytes]) -> Declared | None:
         return None
     pairs = [one.partition("=") for one in given.decode("latin-1").split(";") if one.strip()]
     said = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(said) < len(pairs):
+        raise RefusedError(400, f"header {SEGMENT_HEADER.decode()}: says one thing twice")
     try:
         return Declared.model_validate(said)
     except ValidationError as error:

@@ -76,12 +76,15 @@ class Break(Model):
         )
 
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
 class Declared(Model):
     """What a conversation is to the others of its attempt, as whoever calls has said."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = Field(pattern=_NAME)
     kind: Literal["main", "sub_agent", "compaction"]
-    owner: str | None = None
+    owner: str | None = Field(None, pattern=_NAME)
     """Name of the conversation that began this one; None of the main one."""
 
 

@@ -176,6 +176,8 @@ async def test_break_within_what_was_declared_is_refused(
         ("kind=main", "name"),
         ("name=../x; kind=main", "name"),
         ("name=a; kind=main; more=1", "more"),
+        ("name=a; kind=sub_agent; owner=../x", "owner"),
+        ("name=a; kind=main; name=b", "twice"),
     ],
 )
 async def test_declaration_that_cannot_be_is_refused_by_field(
