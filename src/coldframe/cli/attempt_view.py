@@ -12,6 +12,8 @@ from coldframe.trajectories.steps import Call, Step
 from coldframe.trajectories.store import BlobStore, StoreError
 from coldframe.trajectories.verification import Verification
 
+_USERS = {None: "the image's user", "0": "root"}
+
 
 def attempt_text(one: Trajectory, blobs: BlobStore, full: bool) -> str:
     identity = one.identity
@@ -39,9 +41,8 @@ def attempt_text(one: Trajectory, blobs: BlobStore, full: bool) -> str:
 def _phase(phase: PhaseRecord) -> str:
     of = "" if phase.step is None else f" of {phase.step}"
     network = ", ".join(phase.network) or "no network"
-    text = f"phase {phase.name}{of}  {phase.ended_at - phase.started_at:.2f} s  {network}"
-    if phase.user is not None:
-        text += f"  as {phase.user}"
+    seconds = f"{phase.ended_at - phase.started_at:.2f} s"
+    text = f"phase {phase.name}{of}  {seconds}  {network}  as {_USERS.get(phase.user, phase.user)}"
     for word, processes in (("killed", phase.killed), ("lived on", phase.survivors)):
         if processes:
             text += f"  {word}: " + ", ".join(f"{one.name} ({one.pid})" for one in processes)

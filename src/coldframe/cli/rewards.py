@@ -72,6 +72,10 @@ def list_drift(
     records: Annotated[Path, typer.Argument(metavar="FILE", help="Records that were derived.")],
 ) -> int:
     """List every trial whose worth changed from one schema or verifier to the next."""
+    if records.is_dir():
+        raise InvalidRequestError(
+            f"{records}: is a directory; name the file that coldframe rewards derive --out wrote"
+        )
     if not records.is_file():
         raise InvalidRequestError(f"{records}: no such file; make it with coldframe rewards derive")
     found = drift(DerivedStore(records).read())

@@ -102,7 +102,8 @@ def run(
 
     The same --out again goes on with the run: only what has no result is made. Exit code: 0
     every attempt ended in a verdict; 3 every sample has a verdict, but after a retry; 1 some
-    sample has none, or a task was refused; 2 the command line is wrong; 130 interrupted.
+    sample has none, a task was refused, or the engine gives less than --capture asks; 2 the
+    command line is wrong; 130 interrupted.
     """
     settings = RolloutSettings.from_environment()
     config = RunConfig(
@@ -197,15 +198,17 @@ def _check_trainable(model: ModelSettings) -> None:
     Raises:
         InvalidRequestError: which weights sample, or how, is not said.
     """
+    missing = []
     if model.policy_version is None:
-        raise InvalidRequestError(
-            "--capture tokens: say which weights act, --policy-version sha256:..., else nothing "
-            "of this can be trained on"
-        )
+        missing.append("which weights act, --policy-version sha256:...")
     if not shaping(model.sampling()):
+        missing.append(
+            "how is sampled, such as --temperature 1 (the engine's own defaults are not known)"
+        )
+    if missing:
         raise InvalidRequestError(
-            "--capture tokens: say how is sampled, such as --temperature 1: the engine's own "
-            "defaults are not known, so nothing of this could be trained on"
+            f"--capture tokens: say {'; and '.join(missing)}: "
+            "else nothing of this could be trained on"
         )
 
 

@@ -88,10 +88,17 @@ async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
     from coldframe.client import AsyncSandboxClient
     from coldframe.client._address import url_of_environment
 
+    told: set[tuple[str, str]] = set()
+
     def heard(trial: Trial) -> None:
         key = trial.trajectory.identity.task.key
         mark = "ok " if trial.as_expected else "BAD"
-        line = f"{mark} {key}  {trial.contender.name}  {outcome(trial.trajectory)}"
+        text = outcome(trial.trajectory)
+        if (key, text) not in told and trial.trajectory.failure is not None:
+            told.add((key, text))
+        elif trial.trajectory.failure is not None:
+            text = "the same failure"
+        line = f"{mark} {key}  {trial.contender.name}  {text}"
         print(render.safe(line), file=sys.stderr, flush=True)
 
     slots = asyncio.Semaphore(concurrency)

@@ -89,8 +89,8 @@ class Proxy:
         evidence = examine(answer, level)
         if evidence.flaws:
             raise InferenceError(
-                f"the engine gives less than {level.value}: {'; '.join(evidence.flaws)}; vLLM does "
-                "from 0.10.2 on. Or capture less, which cannot be trained on"
+                f"--capture {level.value}: {'; '.join(evidence.flaws)}. vLLM gives all of it from "
+                f"0.10.2 on; --capture {Level.TEXT.value} needs none, and cannot be trained on"
             )
         if level is Level.TOKENS and any(one < -1e-4 for one in evidence.logprobs or ()):
             raise InferenceError(

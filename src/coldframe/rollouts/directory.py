@@ -163,10 +163,14 @@ class RunDirectory:
         write_trajectory(self.attempts / str(key), trajectory, self.blobs)
 
     def results(self) -> dict[AttemptKey, Trajectory]:
-        """Return every attempt that has a result, in order; see the module."""
-        found: dict[AttemptKey, Trajectory] = {}
+        """Return every attempt that has a result, in order; see the module.
+
+        Raises:
+            RunError: there is no run.
+        """
         if not self.attempts.is_dir():
-            return found
+            raise RunError(f"{self.root}: not a run; it has no attempts")
+        found: dict[AttemptKey, Trajectory] = {}
         for directory in self.attempts.iterdir():
             match = _ATTEMPT.fullmatch(directory.name)
             if match is None:

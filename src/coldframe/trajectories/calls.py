@@ -265,6 +265,10 @@ def _turn(path: Path, line: CallLine, ids: dict[int, tuple[int, ...]]) -> Turn:
 def _lines(path: Path) -> Iterator[Line]:
     try:
         content = path.read_bytes()
+    except FileNotFoundError:
+        raise InferenceError(
+            f"{path}: no journal of calls; a run keeps them only if it is made with --capture"
+        ) from None
     except OSError as error:
         raise InferenceError(f"{path}: no journal of calls: {error.strerror}") from error
     for number, raw in enumerate(content.split(b"\n")[:-1], start=1):

@@ -182,7 +182,8 @@ async def test_command_captures_a_shipped_task(tmp_path: Path, debian_image: obj
     [
         (["--temperature", "1"], "--policy-version"),
         (["--temperature", "1", "--policy-version", "latest"], "no digest"),
-        (["--policy-version", DIGEST, "--seed", "3"], "--temperature"),
+        (["--policy-version", DIGEST, "--seed", "3"], "say how is sampled, such as --temperature"),
+        ([], "say which weights act, --policy-version sha256:...; and how is sampled"),
     ],
 )
 def test_capture_that_could_never_be_trained_on_is_refused_at_the_start(

@@ -156,7 +156,9 @@ def test_rollout_run_of_several_steps_goes_on_after_a_kill_and_is_shown(tmp_path
     assert {one.failure and one.failure.code for one in results.values()} == {"tampered"}
     assert "task step one  finished  reward = 1" in shown.stdout
     assert "task step two  finished  failure tampered" in shown.stdout
-    assert "phase agent of two" in shown.stdout
+    phases = [line for line in shown.stdout.splitlines() if line.startswith("phase ")]
+    assert any(line.startswith("phase agent of two") for line in phases)
+    assert all("  as root" in line or "  as the image's user" in line for line in phases), phases
     assert "tamper: tests_changed: test.sh:" in shown.stdout
     found = summary["tasks"]["steps-task"]
     assert found["tamper"] == {"attempts": 3, "voided": 3, "forgeable": 0}
@@ -289,6 +291,8 @@ def test_task_check_tells_honest_tasks_from_others(tmp_path: Path) -> None:
     assert "problem: lax: nop, run 0; wrong/a, run 0: passed with" in bad.stdout
     assert none.stdout.count("problem: mute: every run: no verdict: verifier: ") == 1, none.stdout
     assert none.stdout.count("problem:") == 1, "one cause is one problem"
+    assert none.stderr.count("verifier failure") == 1, none.stderr
+    assert none.stderr.count("the same failure") == 5
 
 
 def test_trajectory_of_a_command_line_run_has_all_its_blobs(tmp_path: Path) -> None:

@@ -55,3 +55,11 @@ def test_what_is_not_there_is_named(
 
     assert main(["rewards", *arguments, *more]) == 2
     assert "absent" in capsys.readouterr().err
+
+
+def test_drift_of_a_run_says_what_to_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is there, so it is not missing."""
+    assert main(["rewards", "drift", str(tmp_path)]) == 2
+    assert "is a directory; name the file that" in capsys.readouterr().err

@@ -111,6 +111,12 @@ def test_file_that_is_no_journal_is_refused(tmp_path: Path, content: bytes) -> N
         read_calls(path)
 
 
+def test_run_without_capture_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a file that is missing: nothing was lost."""
+    with pytest.raises(InferenceError, match="only if it is made with --capture"):
+        read_calls(tmp_path / "calls.jsonl")
+
+
 def test_journal_with_a_call_taken_out_is_refused(tmp_path: Path) -> None:
     """What follows it would be read with a prompt that nobody was given."""
     path = tmp_path / "a.jsonl"

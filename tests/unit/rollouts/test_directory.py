@@ -79,6 +79,12 @@ def test_results_are_those_that_read_back(tmp_path: Path) -> None:
     assert not (directory.attempts / str(cut)).exists()
 
 
+def test_results_of_no_run_are_an_error(tmp_path: Path) -> None:
+    """A loop over a mistyped run would train on nothing, and say nothing."""
+    with pytest.raises(RunError, match="none-such: not a run"):
+        RunDirectory(tmp_path / "none-such").results()
+
+
 def test_sweep_removes_only_temporary_files(tmp_path: Path) -> None:
     """A process killed while it wrote leaves its temporary file for ever otherwise."""
     directory = RunDirectory(tmp_path)
