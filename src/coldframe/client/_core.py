@@ -15,6 +15,7 @@ from coldframe.protocol.models import (
     EventKind,
     ExecRequest,
     ExecResult,
+    ImageInfo,
     Ledger,
     OutputChunk,
     SandboxEvent,
@@ -96,6 +97,9 @@ class ClientCore:
         info = await (await self.link()).delete(sandbox_id)
         self._made.pop(info.id, None)
         return info
+
+    async def list_images(self) -> tuple[ImageInfo, ...]:
+        return await (await self.link()).list_images() or ()
 
     async def build_image(
         self,

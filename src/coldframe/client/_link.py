@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Fingerprint,
         GuardReport,
         GuardRequest,
+        ImageInfo,
         Ledger,
         OutputChunk,
         PortUrl,
@@ -165,6 +166,8 @@ class NodeLink(Protocol):
     async def guard_report(self, sandbox_id: str, /) -> GuardReport: ...
 
     async def unguard(self, sandbox_id: str, /) -> None: ...
+
+    async def list_images(self) -> tuple[ImageInfo, ...] | None: ...
 
     async def build_image(
         self,

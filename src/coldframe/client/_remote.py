@@ -38,6 +38,7 @@ from coldframe.protocol.models import (
     Fingerprint,
     GuardReport,
     GuardRequest,
+    ImageInfo,
     Ledger,
     PortUrl,
     ProcessInfo,
@@ -314,6 +315,10 @@ class RemoteNode(RemoteExecs):
                 "coldframe serve --listen 127.0.0.1:8080"
             )
         return PortUrl(url=origin + told["path"], expires_at=told["expires_at"])
+
+    async def list_images(self) -> tuple[ImageInfo, ...]:
+        answer = await self._call("GET", "/v1/images")
+        return wire.load_all(ImageInfo, answer.body)
 
     async def build_image(
         self,

@@ -40,13 +40,13 @@ class HealthCheck:
         full = self._node.load().full
         if full is not None:
             raise CapacityError(full)
-        spec = SandboxSpec(image=self._image(), memory_bytes=_PROBE_MEMORY, ttl_s=60.0)
+        spec = SandboxSpec(image=await self._image(), memory_bytes=_PROBE_MEMORY, ttl_s=60.0)
         began = time.perf_counter()
         async with self._node.sandbox(spec):
             return Health(boot_s=time.perf_counter() - began)
 
-    def _image(self) -> str:
-        known = self._node.list_images()
+    async def _image(self) -> str:
+        known = await self._node.list_images()
         if known is None:
             return "any"
         if not known:

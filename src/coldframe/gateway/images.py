@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 @router.get("", response_model=list[ImageInfo])
 async def list_(request: Request) -> Response:
     """Return the named images of the node's store."""
-    return json_list(enter(request, Scope.READ).node.list_images() or ())
+    return json_list(await enter(request, Scope.READ).node.list_images() or ())
 
 
 @router.post("", status_code=201, response_model=Built, openapi_extra=RAW_BODY)

@@ -581,7 +581,7 @@ class Node:
         self._require_open()
         return await self._works.register.events[kind].read(cursor, limit, owner=owner, wait=wait)
 
-    def list_images(self) -> tuple[ImageInfo, ...] | None:
+    async def list_images(self) -> tuple[ImageInfo, ...] | None:
         """Return the named images of the store; None: there is none, and any name will do."""
         self._require_open()
         return self._builder.list()

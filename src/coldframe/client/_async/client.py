@@ -14,7 +14,7 @@ from coldframe.client._core import ClientCore
 from coldframe.client._link import NodeOpener
 from coldframe.client._requests import event_kind, sandbox_spec
 from coldframe.client._runner import AsyncRunner
-from coldframe.protocol.models import GIB, Capabilities, EventKind, Ledger, SandboxEvent
+from coldframe.protocol.models import GIB, Capabilities, EventKind, ImageInfo, Ledger, SandboxEvent
 from coldframe.protocol.network import NetworkLike, network_policy
 
 
@@ -165,6 +165,10 @@ class AsyncSandboxClient:
         """
         await self._runner.run(self._core.delete(id_or_name))
 
+    async def list_images(self) -> tuple[ImageInfo, ...]:
+        """Return the named images of the node's store; none if it has no store."""
+        return await self._runner.run(self._core.list_images())
+
     async def build_image(
         self,
         name: str,
@@ -194,6 +198,7 @@ class AsyncSandboxClient:
             DockerfileError: a line is refused or failed; begins with file:line.
             ImageError, ImageNotFoundError, InvalidRequestError, StorageFullError: refused.
             CapabilityError: the node has no store to build into.
+            NotPermittedError: by a service, with a key that lacks the scope `admin`.
         """
         file = None if dockerfile is None else Path(dockerfile)
         return await self._runner.run(

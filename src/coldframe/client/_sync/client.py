@@ -15,7 +15,7 @@ from coldframe.client._link import NodeOpener
 from coldframe.client._portal import Portal
 from coldframe.client._requests import event_kind, sandbox_spec
 from coldframe.client._sync.sandbox import Sandbox
-from coldframe.protocol.models import GIB, Capabilities, EventKind, Ledger, SandboxEvent
+from coldframe.protocol.models import GIB, Capabilities, EventKind, ImageInfo, Ledger, SandboxEvent
 from coldframe.protocol.network import NetworkLike, network_policy
 
 
@@ -164,6 +164,10 @@ class SandboxClient:
         """
         self._portal.run(self._core.delete(id_or_name))
 
+    def list_images(self) -> tuple[ImageInfo, ...]:
+        """Return the named images of the node's store; none if it has no store."""
+        return self._portal.run(self._core.list_images())
+
     def build_image(
         self,
         name: str,
@@ -193,6 +197,7 @@ class SandboxClient:
             DockerfileError: a line is refused or failed; begins with file:line.
             ImageError, ImageNotFoundError, InvalidRequestError, StorageFullError: refused.
             CapabilityError: the node has no store to build into.
+            NotPermittedError: by a service, with a key that lacks the scope `admin`.
         """
         file = None if dockerfile is None else Path(dockerfile)
         return self._portal.run(
