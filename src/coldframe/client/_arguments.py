@@ -71,10 +71,13 @@ def typed_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Make a method check its arguments; InvalidRequestError names the first that does not fit.
 
     What Python refuses itself (a missing argument, one too many, an unknown name) stays a
-    TypeError. Keyword options as a whole (`**options`) are the method's own business.
+    TypeError; of an unknown name it says which are known. Keyword options as a whole
+    (`**options`) are the method's own business.
     """
     wrapped = cast(Callable[..., Any], function)
     arguments = functools.cache(functools.partial(_arguments_of, wrapped))
+    parameters = inspect.signature(wrapped).parameters.values()
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
     def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         known = arguments()
@@ -82,6 +85,8 @@ def typed_arguments(function: Callable[P, T]) -> Callable[P, T]:
         for name, value in (*zip(known, args[1:], strict=False), *kwargs.items()):
             if name in known:
                 known[name].check(name, value)
+            elif not open_ended:
+                raise _unknown(name, known)
 
     if inspect.iscoroutinefunction(function):
 
@@ -118,8 +123,12 @@ def check_options(of: type, options: Mapping[str, Any]) -> None:
     known = _options_of(of)
     for name, value in options.items():
         if name not in known:
-            raise TypeError(f"there is no option {name!r}; there are {', '.join(known)}")
+            raise _unknown(name, known)
         known[name].check(name, value)
+
+
+def _unknown(name: str, known: Iterable[str]) -> TypeError:
+    return TypeError(f"there is no option {name!r}; there are {', '.join(known)}")
 
 
 @functools.cache
