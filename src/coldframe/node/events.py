@@ -7,6 +7,7 @@ long as its event is kept; after that the reader is told from where on it can go
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from itertools import islice
 
 from coldframe.node.life import Sandbox
 from coldframe.protocol import tracing
-from coldframe.protocol.errors import CursorExpiredError
+from coldframe.protocol.errors import CursorExpiredError, InvalidRequestError
 from coldframe.protocol.models import (
     EventKind,
     EventPage,
@@ -28,6 +29,7 @@ from coldframe.protocol.network import EgressEvent
 OLDEST = "oldest"
 """The cursor of whoever wants all that is kept."""
 _CURSOR_BYTES = 9
+_CURSOR = re.compile(rf"ev-[0-9a-f]{{{2 * _CURSOR_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class Events:
 
         Raises:
             CursorExpiredError: what followed it is kept no longer in whole; with the oldest.
+            InvalidRequestError: it is no cursor.
         """
         if cursor is None:
             return EventPage(events=(), next_cursor=self._latest)
@@ -137,6 +140,10 @@ class Events:
 
     def _after(self, cursor: str, limit: int, owner: str | None) -> EventPage:
         number = self._numbers.get(self._before if cursor == OLDEST else cursor)
+        if number is None and not _CURSOR.fullmatch(cursor):
+            raise InvalidRequestError(
+                f"{cursor[:40]!r} is no cursor of events: give the id of one, or oldest"
+            )
         if number is None:
             raise CursorExpiredError(
                 f"events after {cursor[:40]!r} are kept no longer: look at the sandboxes, and go "

@@ -138,7 +138,9 @@ def test_cursor_that_is_too_old_is_told_where_to_go_on(tmp_path: Path) -> None:
         kept = caller.get("/v1/events", params={"cursor": answer.json()["oldest"]}).json()["events"]
         assert [event["state"] for event in kept] == [*LIFE[2:], *LIFE]
         stream = {"Accept": "text/event-stream"}
-        assert caller.get("/v1/events?cursor=x", headers=stream).status_code == 410
+        assert caller.get(f"/v1/events?cursor={first}", headers=stream).status_code == 410
+        garbage = caller.get("/v1/events?cursor=x", headers=stream)
+        assert (garbage.status_code, garbage.json()["code"]) == (400, "invalid_request")
 
 
 async def test_trace_goes_from_the_caller_to_the_deletion(service: Service) -> None:
