@@ -33,6 +33,7 @@ def create(
         list[str] | None,
         typer.Option(help="read, exec, create or admin; repeatable. Default: the first three."),
     ] = None,
+    as_json: flags.Json = False,
     store: _Store = None,
 ) -> None:
     """Make a key and print it. It cannot be shown again: the store has only its digest.
@@ -47,8 +48,10 @@ def create(
     except ValueError as error:
         raise InvalidRequestError(f"--scope: {error}; read, exec, create or admin") from error
     made = _in_store(store, lambda opened: create_key(opened, owner, scopes))
-    _note("key create", made.split("_")[1], owner)
-    print(made)
+    key_id = made.split("_")[1]
+    _note("key create", key_id, owner)
+    told = {"id": key_id, "owner": owner, "scopes": scopes, "key": made}
+    print(json.dumps(told, indent=2) if as_json else made)
 
 
 @app.command("ls")

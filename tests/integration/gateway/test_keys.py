@@ -93,7 +93,10 @@ def test_revoked_key_is_refused_from_the_next_request_on(
     keyed_service: Service, make_key: MakeKey
 ) -> None:
     """A stolen key must stop at once, not with the next restart."""
-    key = make_key("ada")
+    words = ("key", "create", "--owner", "ada", "--json")
+    made = json.loads(_command(keyed_service.home, *words).stdout)
+    key = made["key"]
+    assert (made["id"], made["owner"]) == (key.split("_")[1], "ada")
     with http(keyed_service.tcp, key) as caller:
         assert caller.get("/v1/sandboxes").status_code == 200
         assert _command(keyed_service.home, "key", "revoke", key.split("_")[1]).returncode == 0
