@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from coldframe.cli import render, stdio
 from coldframe.protocol.errors import (
-    NotExecutedError,
+    ColdframeError,
+    InvalidRequestError,
     ProgramNotExecutableError,
     ProgramNotFoundError,
     ShellNotFoundError,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from coldframe.protocol.models import ExecResult, Stream
 
 EXIT_DEADLINE = 124
-EXIT_NOT_EXECUTED = 125
+EXIT_NOT_RUN = 125
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
@@ -92,14 +93,17 @@ def tell_lost(lost: dict[str, int]) -> None:
         print(f"coldframe: {count} bytes of {stream} came too fast and were lost", file=sys.stderr)
 
 
-def not_executed(error: NotExecutedError) -> int:
-    """Say why a command was not started; return the exit code that a shell would give."""
+def failed(error: ColdframeError) -> int:
+    """Say why a command was not run to its end; return an exit code that is hardly its own.
+
+    What was asked for wrongly is raised again.
+    """
+    if isinstance(error, InvalidRequestError):
+        raise error
     print(f"coldframe: {render.sentence(str(error))}", file=sys.stderr)
     if isinstance(error, ProgramNotFoundError | ShellNotFoundError):
         return EXIT_NOT_FOUND
-    return (
-        EXIT_NOT_EXECUTABLE if isinstance(error, ProgramNotExecutableError) else EXIT_NOT_EXECUTED
-    )
+    return EXIT_NOT_EXECUTABLE if isinstance(error, ProgramNotExecutableError) else EXIT_NOT_RUN
 
 
 def exit_code(result: ExecResult) -> int:

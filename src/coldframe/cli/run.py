@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from coldframe.cli import attach, flags, render
-from coldframe.protocol.errors import InvalidRequestError, NotExecutedError
+from coldframe.cli import attach, flags
+from coldframe.cli.limits import sandbox_options
+from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def run(
 
     Output is passed on as it comes, stdin is passed in when it is piped (or with -t). The exit
     code is the command's own, 128 + N after signal N; 124 after the deadline, 126 not
-    executable, 127 not found, 125 otherwise not started.
+    executable, 127 not found, 125 when it or the sandbox failed otherwise, 2 for wrong use.
     """
     if not command:
         raise InvalidRequestError(
@@ -49,21 +50,21 @@ def run(
         )
     if tty and as_json:
         raise InvalidRequestError("--tty and --json contradict: a terminal shows what it does")
-    sandbox: dict[str, Any] = {
-        "cpu": cpu,
-        "memory_bytes": None if memory is None else render.parse_size(memory),
-        "pids": pids,
-        "disk_bytes": None if disk is None else render.parse_size(disk),
-        "env": render.parse_env(env or ()),
-        "user": user,
-        "workdir": workdir,
-    }
-    given = {name: value for name, value in sandbox.items() if value is not None}
+    given = sandbox_options(
+        image,
+        cpu=cpu,
+        memory=memory,
+        pids=pids,
+        disk=disk,
+        env=env,
+        user=user,
+        workdir=workdir,
+    )
     plan = _Plan(image, command, tty, deadline, given)
     try:
         return asyncio.run(_run(plan, as_json=as_json))
-    except NotExecutedError as error:
-        return attach.not_executed(error)
+    except ColdframeError as error:
+        return attach.failed(error)
 
 
 async def _run(plan: _Plan, *, as_json: bool) -> int:

@@ -14,11 +14,12 @@ import typer
 from coldframe.cli import attach, flags, render, stdio
 from coldframe.cli.clients import with_client
 from coldframe.cli.groups import group
+from coldframe.cli.limits import sandbox_options
 from coldframe.cli.sandbox_copy import cp
 from coldframe.cli.sandbox_port import port
 from coldframe.protocol.errors import (
+    ColdframeError,
     InvalidRequestError,
-    NotExecutedError,
     ProgramNotFoundError,
     SandboxStateError,
 )
@@ -45,7 +46,9 @@ def create(
     memory: flags.Memory = None,
     disk: flags.Disk = None,
     env: flags.Env = None,
-    ttl: Annotated[float, typer.Option(help="Seconds until it is deleted.")] = 7200.0,
+    ttl: Annotated[
+        float, typer.Option(help="Seconds until it ends; it can be read for a while after.")
+    ] = 7200.0,
     network: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,17 +64,17 @@ def create(
     It lives until its lease ends (--ttl) or `coldframe sandbox rm`. For one command in a sandbox
     that goes with it: coldframe run.
     """
-    wanted: dict[str, Any] = {
-        "name": name,
-        "cpu": cpu,
-        "memory_bytes": None if memory is None else render.parse_size(memory),
-        "disk_bytes": None if disk is None else render.parse_size(disk),
-        "env": render.parse_env(env or ()),
-        "labels": _labels(label),
-        "network": network,
-        "ttl_s": ttl,
-    }
-    given = {key: value for key, value in wanted.items() if value is not None}
+    given = sandbox_options(
+        image,
+        name=name,
+        cpu=cpu,
+        memory=memory,
+        disk=disk,
+        env=env,
+        labels=_labels(label),
+        network=network,
+        ttl_s=ttl,
+    )
 
     async def make(client: AsyncSandboxClient) -> SandboxInfo:
         sandbox = await client.create_sandbox(image, **given)
@@ -101,7 +104,7 @@ def exec_(
 
     Output is passed on as it comes, stdin is passed in when it is piped (or with -t). The exit
     code is the command's own, 128 + N after signal N; 124 after the deadline, 126 not
-    executable, 127 not found, 125 otherwise not started.
+    executable, 127 not found, 125 when it or the sandbox failed otherwise, 2 for wrong use.
     """
     if not command:
         raise InvalidRequestError(f"no command: write coldframe sandbox exec {sandbox} -- CMD")
@@ -117,8 +120,8 @@ def exec_(
 
     try:
         result = with_client(run)
-    except NotExecutedError as error:
-        return attach.not_executed(error)
+    except ColdframeError as error:
+        return attach.failed(error)
     if isinstance(result, str):
         print(json.dumps({"operation_id": result}) if as_json else result)
         return 0
@@ -161,8 +164,8 @@ def shell(
 
     try:
         return attach.exit_code(with_client(run))
-    except NotExecutedError as error:
-        return attach.not_executed(error)
+    except ColdframeError as error:
+        return attach.failed(error)
 
 
 @app.command()
@@ -223,7 +226,7 @@ def ls(
         print(json.dumps([info.model_dump(mode="json") for info in found], indent=2))
         return
     rows = [
-        (info.id, info.state, info.spec.image, render.day(info.created_at), info.spec.name or "")
+        (info.id, _state(info), info.spec.image, render.day(info.created_at), info.spec.name or "")
         for info in found
     ]
     render.listing(
@@ -238,15 +241,26 @@ def rm(
     sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids or names.")],
     as_json: flags.Json = False,
 ) -> None:
-    """Delete sandboxes; nothing of them is left when this returns. One that has ended is fine."""
+    """Delete sandboxes; nothing of them is left when this returns. One that has ended is fine.
+
+    None is deleted when one is not known.
+    """
 
     async def delete(client: AsyncSandboxClient) -> None:
+        for one in sandboxes:
+            await client.get_sandbox(one)
         for one in sandboxes:
             await client.delete_sandbox(one)
 
     with_client(delete)
     if as_json:
         print(json.dumps({"deleted": sandboxes}))
+
+
+def _state(info: SandboxInfo) -> str:
+    if info.kept_until is None or info.ended_at is not None:
+        return info.state
+    return f"{info.state}; its lease ended, kept until {render.day(info.kept_until)}"
 
 
 def _options(env: list[str] | None, user: str | None, workdir: str | None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_run_past_its_memory_says_so(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["no-such-image", "--", "true"], 2, b"no-such-image"),
+        (["no-such-image", "--", "true"], 125, b"no-such-image"),
         (["busybox", "--user", "ghost", "--", "true"], 125, b"ghost"),
         (["busybox", "--workdir", "/no/where", "--", "true"], 125, b"/no/where"),
         (["busybox", "--", "no-such-program"], 127, b"no-such-program"),

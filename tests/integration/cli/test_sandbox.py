@@ -24,6 +24,7 @@ import pytest
 
 from coldframe import Sandbox, SandboxClient
 from tests.fixtures.service import Service
+from tests.fixtures.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "coldframe.cli.main", "sandbox"]
 
@@ -58,7 +59,7 @@ def test_exec_is_the_command_run_there(box: Sandbox) -> None:
     told = json.loads(_run("exec", "--json", "box", "--", "sh", "-c", "echo x; exit 3").stdout)
     assert (told["exit_code"], told["stdout"]) == (3, "x\n")
     nobody = _run("exec", "no-such-box", "--", "true")
-    assert (nobody.returncode, b"no-such-box" in nobody.stderr) == (2, True)
+    assert (nobody.returncode, b"no-such-box" in nobody.stderr) == (125, True)
 
 
 def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
@@ -386,6 +387,41 @@ def test_port_that_nobody_serves_is_told_and_others_go_on(box: Sandbox) -> None:
             assert b"coldframe:" in forwarding.stderr.readline()
         forwarding.send_signal(signal.SIGTERM)
         assert forwarding.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--name", "bad name!"), b"--name bad name!: letters, digits"),
+        (("--ttl", "-1"), b"--ttl -1.0: more than 0\n"),
+        (("--network", "no rule"), b"no rule"),
+    ],
+)
+def test_sandbox_that_cannot_be_is_refused_by_its_option(
+    box: Sandbox, words: tuple[str, ...], said: bytes
+) -> None:
+    """Whoever types an option does not know the field that it becomes."""
+    refused = _run("create", "any", *words)
+    assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+
+
+def test_none_is_deleted_when_one_is_not_known(box: Sandbox) -> None:
+    """A list with a mistake in it is looked at again, and given again."""
+    refused = _run("rm", "box", "no-such-box")
+    assert (refused.returncode, b"no-such-box" in refused.stderr) == (2, True)
+    assert box.info.state == "ready"
+    assert _run("rm", "box").returncode == 0
+    assert _run("rm", box.id).returncode == 0
+
+
+def test_sandbox_whose_lease_ended_says_so(box: Sandbox) -> None:
+    """`terminating` for minutes, without a reason, looks as if something hung."""
+    made = _run("create", "any", "--ttl", "0.2").stdout.decode().strip()
+    wait_until(lambda: f"{made}  terminating; its lease ended, kept until" in _listed())
+
+
+def _listed() -> str:
+    return _run("ls").stdout.decode()
 
 
 @pytest.mark.parametrize("name", ["create", "exec", "shell", "ls", "rm", "cp", "logs", "port"])

@@ -1,0 +1,58 @@
+"""What a command line says of a sandbox to make; a refusal speaks of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coldframe.cli import render
+from coldframe.protocol.errors import InvalidRequestError
+
+_OPTIONS = {"memory_bytes": "--memory", "disk_bytes": "--disk", "ttl_s": "--ttl"}
+"""Of fields that are called otherwise on the command line."""
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_NAME = "letters, digits, '.', '_' and '-', at most 63, the first a letter or digit"
+
+
+def sandbox_options(
+    image: str, *, memory: str | None, disk: str | None, env: Iterable[str] | None, **others: Any
+) -> dict[str, Any]:
+    """Return what `create_sandbox` takes, without what was not given.
+
+    Raises:
+        InvalidRequestError: a value is out of range; the message names its option.
+    """
+    from pydantic import ValidationError
+
+    from coldframe.protocol.models import SandboxSpec
+
+    wanted = {
+        "memory_bytes": None if memory is None else render.parse_size(memory),
+        "disk_bytes": None if disk is None else render.parse_size(disk),
+        "env": render.parse_env(env or ()),
+        **others,
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    try:
+        # Rules of a network become a policy later, and are refused one by one there.
+        SandboxSpec(image=image, **{k: value for k, value in given.items() if k != "network"})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else ""
+        if not field:
+            raise InvalidRequestError(first["msg"].removeprefix("Value error, ")) from None
+        said = {"memory_bytes": memory, "disk_bytes": disk}.get(field) or given.get(field, image)
+        option = _OPTIONS.get(field, f"--{field}")
+        why = _why(field, first["msg"], first.get("ctx", {}))
+        raise InvalidRequestError(f"{option} {said}: {why}") from None
+    return given
+
+
+def _why(field: str, message: str, context: dict[str, Any]) -> str:
+    if field == "name":
+        return _NAME
+    for bound, words in _BOUNDS.items():
+        if bound in context:
+            amount = context[bound]
+            return f"{words} {render.size(amount) if '_bytes' in field else format(amount, 'g')}"
+    return message.removeprefix("Value error, ")
