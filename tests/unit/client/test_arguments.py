@@ -127,7 +127,7 @@ def _taking(annotation: str) -> Callable[[Any, Any], Any]:
 def test_call_that_python_refuses_stays_a_type_error() -> None:
     """A misspelt name is a fault of the program, not of a request."""
     client = object.__new__(SandboxClient)
-    with pytest.raises(TypeError, match="no option .memory.; there are .*memory_bytes"):
+    with pytest.raises(TypeError, match=r"no option .memory.; there are .*memory_bytes"):
         client.create_sandbox("x", memory=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="image"):
         client.create_sandbox()  # type: ignore[call-arg]
