@@ -57,10 +57,11 @@ class BatchProgress:
         if self._live is not None:
             self._live.stop()
 
-    def begun(self, total: int, done: int) -> None:
+    def begun(self, tasks: int, total: int, done: int) -> None:
         """Show how many samples are wanted, and how many are there already."""
         if self._live is not None:
             self._live.begin(total, done)
+        self.note(f"{_counted(tasks, 'task')}, {_counted(total, 'sample')}")
         if done:
             self.note(f"resuming: {done} of {total} samples have their result")
 
@@ -87,6 +88,16 @@ class BatchProgress:
         if self._live is not None:
             self._live.running(key, -1)
             self._live.advance(last, dict(self._sides))
+
+    def attempt_refused(self, key: AttemptKey) -> None:
+        """Take it back."""
+        if self._live is not None:
+            self._live.running(key, -1)
+            self._live.advance(True, dict(self._sides))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class Live:

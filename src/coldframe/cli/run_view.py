@@ -37,6 +37,8 @@ def summary_table(summary: dict[str, Any]) -> str:
         f"{totals['attempts']} attempts, {totals['failed_attempts']} failed"
     )
     lines += [f"{key}: {note}" for key, task in summary["tasks"].items() for note in _notes(task)]
+    if not totals["attempts"]:
+        return "\n".join(lines)
     spent = (f"{name} {phase['seconds']:.2f}" for name, phase in totals["phases"].items())
     lines.append(f"phases, in s: {', '.join(spent) or 'none'}")
     times = totals["times"]

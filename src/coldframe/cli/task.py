@@ -103,7 +103,9 @@ async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
 
     slots = asyncio.Semaphore(concurrency)
     async with AsyncSandboxClient(in_process=url_of_environment() is None) as client:
-        images = ImageBuilder(client)
+        images = ImageBuilder(
+            client, heard=lambda line: print(render.safe(line), file=sys.stderr, flush=True)
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 running = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ BUILD_NETWORK = NetworkPolicy(presets=PRESETS)
 """This machine's own apt, pip and npm indexes; the tasks' own modes are for their phases."""
 AGENT_IMAGE = "agent"
 """Role of the image that the agent acts in; see `verifier_image` for the others."""
+QUIET_S = 2.0
+"""A build that takes no longer, as one whose steps were done before, is not worth a line."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _LABEL = 64
 """Characters: it is there to be read, the digest tells images apart."""
@@ -51,8 +55,11 @@ class Built:
 class ImageBuilder:
     """Hands out images by task; concurrent requests for one content share one build."""
 
-    def __init__(self, client: AsyncSandboxClient) -> None:
-        self._client = client
+    def __init__(
+        self, client: AsyncSandboxClient, *, heard: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """`heard` is called with a line about each build that takes a while."""
+        self._client, self._heard = client, heard
         self._builds: dict[tuple[str, bool], asyncio.Task[Built]] = {}
 
     async def image(self, task: Task, spec: EnvironmentSpec | None = None) -> Built:
@@ -94,6 +101,10 @@ class ImageBuilder:
         # Where nothing can be enforced RUN gets nothing; most Dockerfiles do without.
         egress = (await self._client.capabilities()).egress
         network = BUILD_NETWORK if egress else NetworkPolicy()
+        begun = time.monotonic()
+        said = asyncio.get_running_loop().call_later(
+            QUIET_S, self._heard, f"{label}: building its image from {spec.dockerfile}"
+        )
         try:
             async with asyncio.timeout(spec.build_timeout_s):
                 await self._client.build_image(
@@ -113,6 +124,11 @@ class ImageBuilder:
             # Its name says its content, so whoever may not build may take what somebody built.
             if not cached or not await self._is_there(name):
                 raise
+        finally:
+            said.cancel()
+        lasted = time.monotonic() - begun
+        if lasted >= QUIET_S:
+            self._heard(f"{label}: its image is built, {lasted:.0f} s")
         return Built(name, built=True, network=network)
 
     async def _is_there(self, name: str) -> bool:

@@ -11,8 +11,8 @@ from coldframe.trajectories.schema import Trajectory
 class Progress(Protocol):
     """Hears how a run goes; draws it or prints it."""
 
-    def begun(self, total: int, done: int) -> None:
-        """So many samples are wanted, so many have their result already."""
+    def begun(self, tasks: int, total: int, done: int) -> None:
+        """So many samples of so many tasks are wanted, so many have their result already."""
 
     def note(self, text: str) -> None:
         """Something worth a line: a refused task, a retry."""
@@ -22,11 +22,14 @@ class Progress(Protocol):
     def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
         """`last`: no retry follows, the sample has its result."""
 
+    def attempt_refused(self, key: AttemptKey) -> None:
+        """It was no attempt: its task is refused, which a note has said."""
+
 
 class Silent:
     """Says nothing."""
 
-    def begun(self, total: int, done: int) -> None:
+    def begun(self, tasks: int, total: int, done: int) -> None:
         """Say nothing."""
 
     def note(self, text: str) -> None:
@@ -36,4 +39,7 @@ class Silent:
         """Say nothing."""
 
     def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
+        """Say nothing."""
+
+    def attempt_refused(self, key: AttemptKey) -> None:
         """Say nothing."""

@@ -76,7 +76,7 @@ class Batch:
         self.loaded = load_batch(config.tasks, host_env or {}, load_harness(config.harness))
         self.refused = dict(self.loaded.refused)
         """By directory, why a task is not run; grows when its image cannot be built."""
-        self.images = ImageBuilder(client)
+        self.images = ImageBuilder(client, heard=self.progress.note)
         self.results: dict[AttemptKey, Trajectory] = {}
         self.lock: dict[str, Any] = {}
         self.run_id = f"run-{secrets.token_hex(6)}"
@@ -160,7 +160,8 @@ class Batch:
     async def _work(self) -> None:
         wanted = [(task, sample) for task in self._tasks() for sample in range(self.config.samples)]
         open_samples = [one for one in wanted if self._next_attempt(*one) is not None]
-        self.progress.begun(len(wanted), len(wanted) - len(open_samples))
+        done = len(wanted) - len(open_samples)
+        self.progress.begun(len({task.key for task, _ in wanted}), len(wanted), done)
         begun = time.monotonic()
         queue: Iterator[tuple[Task, int]] = iter(open_samples)
         try:
@@ -231,7 +232,7 @@ class Batch:
         if failure is not None and failure.phase == Phase.IMAGE and not failure.retryable:
             # Nothing was begun, and every sample would end so: it is the task that is refused.
             self._refuse(task, failure.message)
-            self.progress.attempt_ended(key, trajectory, last=True)
+            self.progress.attempt_refused(key)
             return
         self._lock_image(task, trajectory)
         await asyncio.to_thread(self.directory.save, key, trajectory)

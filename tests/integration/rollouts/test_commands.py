@@ -331,6 +331,25 @@ def test_show_of_a_run_whose_tasks_were_all_refused_says_so_and_fails(tmp_path: 
     assert "gpus" in shown.stdout
 
 
+def test_run_whose_image_fails_tells_its_cause_once_and_counts_nothing(tmp_path: Path) -> None:
+    """A failure beside `0 attempts, 0 failed` contradicts itself. A slow build is not silent."""
+    files = {"environment__Dockerfile": "FROM busybox\nRUN sleep 3; echo no >&2; exit 7\n"}
+    toml = '[environment]\nnetwork_mode = "no-network"\n'
+    task = write_task(tmp_path, "unbuilt", toml=toml, **files)
+
+    done = coldframe("rollout", "run", task, "--harness", "oracle", "--out", tmp_path / "out")
+
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == "1 task, 1 sample"
+    assert lines[1].startswith("unbuilt: building its image from ")
+    assert lines[2].startswith("refused: ")
+    assert "failure" not in done.stderr
+    assert "0 attempts, 0 failed" in done.stdout
+    assert "T_run" not in done.stdout
+    assert "phases, in s" not in done.stdout
+
+
 def test_task_init_of_an_empty_name_writes_nothing(tmp_path: Path) -> None:
     """An empty variable in a script must not fill the directory that one stands in."""
     words = command("task", "init", "")

@@ -22,6 +22,7 @@ from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import load_task
+from coldframe.rollouts.progress import Silent
 from coldframe.rollouts.run import Batch, RunResult
 from coldframe.trajectories.schema import Trajectory
 from tests.doubles.model_endpoint import Bash, ModelEndpoint
@@ -235,10 +236,7 @@ async def test_run_that_is_cancelled_deletes_its_sandboxes_and_keeps_its_results
     make_task(tmp_path / "tasks", "b-slow", solution__solve_sh="#!/bin/sh\nsleep 1000\n")
     ended = asyncio.Event()
 
-    class Heard:
-        def begun(self, total: int, done: int) -> None: ...
-        def note(self, text: str) -> None: ...
-        def attempt_begun(self, key: AttemptKey) -> None: ...
+    class Heard(Silent):
         def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
             ended.set()
 

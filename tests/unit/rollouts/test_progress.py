@@ -23,7 +23,7 @@ class Terminal(StringIO):
 def follow(progress: BatchProgress, tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     with progress:
-        progress.begun(2, 0)
+        progress.begun(1, 2, 0)
         progress.note("refused: \x1b[31mred\x1b[0m")
         for sample, reward in ((0, 1.0), (1, None)):
             key = AttemptKey("one", sample, 0)
@@ -37,10 +37,11 @@ def test_progress_elsewhere_is_one_plain_line_per_event(tmp_path: Path) -> None:
     follow(BatchProgress(stream), tmp_path)
 
     assert "\x1b" not in stream.getvalue()
-    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()[1:]] == [
+    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()[2:]] == [
         ["one.0.0", "reward 1"],
         ["one.1.0", "startup failure x: x"],
     ]
+    assert stream.getvalue().startswith("1 task, 2 samples\n")
     assert stream.getvalue().endswith("; trying again\n")
 
 
