@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import ColdframeError
+from coldframe.protocol.ids import new_operation_id
 
 if TYPE_CHECKING:
     from coldframe.client._http import Http
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _PAUSE_S = 1.0
 """Between one try and the next: a node that is stopping answers at once."""
 _GOODBYE_S = 5.0
+_HEADER = "Coldframe-Presence"
 
 
 class Presence:
@@ -27,11 +29,22 @@ class Presence:
 
     def __init__(self, http: Http) -> None:
         self._http = http
+        self._name = new_operation_id()
+        self._begun = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._mine: dict[str, None] = {}
         self._words: asyncio.Queue[bytes | None] | None = None
         self._closing = False
         self._task = asyncio.ensure_future(self._last())
+
+    async def header(self) -> tuple[str, str]:
+        """Return what a create says so that its sandbox ends with this client, heard of or not.
+
+        Waits until the node has been told that there is such a client, though not for long.
+        """
+        if not self._begun.is_set():
+            await asyncio.wait({asyncio.ensure_future(self._begun.wait())}, timeout=_PAUSE_S)
+        return (_HEADER, self._name)
 
     def made(self, sandbox_id: str) -> None:
         """A sandbox is to end with this client."""
@@ -65,7 +78,10 @@ class Presence:
         while not self._closing:
             earliest = monotonic() + _PAUSE_S
             with contextlib.suppress(ColdframeError):
-                async with self._http.stream("POST", "/v1/presence", self._said()) as (_, pieces):
+                said = self._http.stream(
+                    "POST", "/v1/presence", self._said(), [(_HEADER, self._name)]
+                )
+                async with said as (_, pieces):
                     async for _ in pieces:
                         pass
             self._words = None
@@ -73,6 +89,7 @@ class Presence:
 
     async def _said(self) -> AsyncIterator[bytes]:
         words = self._words = asyncio.Queue()
+        self._begun.set()  # the head of the request has been written
         yield "".join(f"+{sandbox_id}\n" for sandbox_id in self._mine).encode("ascii") or b"\n"
         while (word := await words.get()) is not None:
             yield word

@@ -183,13 +183,11 @@ class RemoteNode(RemoteExecs):
             raise
 
     async def _create(self, spec: SandboxSpec, key: str) -> SandboxInfo:
-        answer = await self._call(
-            "POST",
-            "/v1/sandboxes",
-            wire.dump(spec, secrets=True),
-            [("Idempotency-Key", key)],
-            within_s=_CREATE_S,
-        )
+        headers = [("Idempotency-Key", key)]
+        if self._presence is not None:
+            headers.append(await self._presence.header())
+        body = wire.dump(spec, secrets=True)
+        answer = await self._call("POST", "/v1/sandboxes", body, headers, within_s=_CREATE_S)
         info = wire.load(SandboxInfo, answer.body)
         self._made.add(info.id)
         if self._presence is not None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from coldframe.gateway.clients import PresenceName
 from coldframe.gateway.context import RAW_BODY, enter, service_of
 from coldframe.gateway.identity import Scope
-from coldframe.gateway.tenants import Tenant
-from coldframe.protocol.errors import ColdframeError, InvalidRequestError
+from coldframe.protocol.errors import InvalidRequestError
 
 router = APIRouter(prefix="/v1/presence", tags=["service"])
 
@@ -22,23 +21,25 @@ _MOST = 100_000
 
 
 @router.post("", status_code=204, response_model=None, openapi_extra=RAW_BODY)
-async def presence(request: Request) -> Response:
+async def presence(request: Request, name: PresenceName = None) -> Response:
     """Be there for as long as the body lasts; a node that leaves when idle does not meanwhile.
 
     Its lines are `+SANDBOX`, what is to end with the caller, and `-SANDBOX`, what is not any more.
-    When the connection is lost before the end of the body, the leases of those end at once.
+    When the connection is lost before the end of the body, the leases of those end at once, and of
+    whatever a create with the same `Coldframe-Presence` made or makes.
     """
     tenant = enter(request, Scope.CREATE)
-    mine: dict[str, None] = {}
-    try:
-        async with service_of(request).polls.bound(_FOR_EVER_S):
-            async for line in _lines(request.stream()):
-                _heed(mine, line)
-    except TimeoutError:
-        pass  # the service stops, and who asks finds the next one
-    except ClientDisconnect:
-        await _lost(tenant, mine)
-        raise
+    service = service_of(request)
+    with service.clients.there(tenant, name) as client:
+        try:
+            async with service.polls.bound(_FOR_EVER_S):
+                async for line in _lines(request.stream()):
+                    _heed(client.sandboxes, line)
+        except TimeoutError:
+            pass  # the service stops, and who asks finds the next one
+        except ClientDisconnect:
+            await client.lost(tenant)
+            raise
     return Response(status_code=204)
 
 
@@ -63,9 +64,3 @@ def _heed(mine: dict[str, None], line: str) -> None:
     if len(mine) >= _MOST:
         raise InvalidRequestError(f"at most {_MOST} sandboxes can end with one caller")
     mine[line[1:]] = None
-
-
-async def _lost(tenant: Tenant, mine: dict[str, None]) -> None:
-    for sandbox_id in mine:
-        with contextlib.suppress(ColdframeError):  # it has ended, or the node has
-            await tenant.node.lapse(tenant.sandbox(sandbox_id), "its client has gone")

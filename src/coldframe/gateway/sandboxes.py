@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from coldframe.gateway.clients import PresenceName
 from coldframe.gateway.context import (
     ExpectedVersion,
     IdempotencyKey,
@@ -42,11 +43,14 @@ router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
 @router.post("", status_code=201, response_model=SandboxInfo, openapi_extra=documented(SandboxSpec))
-async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+async def create(
+    request: Request, idempotency_key: IdempotencyKey = None, presence: PresenceName = None
+) -> Response:
     """Make a sandbox; answer once it is ready.
 
     With `Idempotency-Key` it is made although the client goes away, and the same key gives the
-    same answer. Without one it is undone if the client goes away before it is ready.
+    same answer. Without one it is undone if the client goes away before it is ready. With
+    `Coldframe-Presence` it ends with the client that is there under that name (`/v1/presence`).
     """
     tenant = enter(request, Scope.CREATE)
     spec = await body(request, SandboxSpec)
@@ -54,7 +58,10 @@ async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Re
     making = tenant.create(spec, idempotency_key)
     info = await (making if idempotency_key is not None else unless_gone(request, making))
     request.state.sandbox = info.id
-    service_of(request).meters.boot.add(time.perf_counter() - began)
+    service = service_of(request)
+    service.meters.boot.add(time.perf_counter() - began)
+    if presence is not None:
+        await service.clients.made(tenant, presence, info.id)
     return json_answer(info, 201)
 
 

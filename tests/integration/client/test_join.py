@@ -16,9 +16,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from coldframe import AsyncSandboxClient, CapabilityError, InvalidRequestError, SandboxClient
+from coldframe import (
+    AsyncSandboxClient,
+    CapabilityError,
+    InvalidRequestError,
+    Sandbox,
+    SandboxClient,
+)
 from coldframe.protocol import places, wire
 from coldframe.protocol.errors import (
     NotPermittedError,
@@ -223,6 +230,77 @@ def test_sandbox_of_a_killed_client_is_kept_to_be_read_and_then_ends(
         assert watcher.get_sandbox(lost_id).info.reason == "its client has gone"
         assert watcher.get_sandbox(kept_id).info.state == "ready"
         watcher.delete_sandbox(kept_id)
+
+
+MAKES_MANY = """
+import threading
+from coldframe import SandboxClient
+client = SandboxClient()
+
+def work():
+    while True:
+        client.create_sandbox("any")
+        print(flush=True)
+
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_client_killed_while_it_creates_leaves_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was made for it and it never heard of would stay until its lease ends, hours later."""
+    monkeypatch.setenv("COLDFRAME_QUARANTINE_S", "0.1")
+    with SandboxClient() as watcher:
+        watcher.ledger()
+        for _ in range(3):
+            with subprocess.Popen(
+                [sys.executable, "-c", MAKES_MANY], stdout=subprocess.PIPE
+            ) as client:
+                assert client.stdout is not None
+                client.stdout.readline()
+                client.kill()
+        wait_until(lambda: watcher.ledger().live == 0)
+        assert watcher.ledger().expired >= 3
+
+
+def test_create_of_a_client_that_has_gone_or_comes_late_ends_with_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its presence and its creates are two connections, which come and end in any order."""
+    monkeypatch.setenv("COLDFRAME_QUARANTINE_S", "300")
+    with SandboxClient() as watcher:
+        watcher.ledger()
+        transport = httpx.HTTPTransport(uds=str(places.socket_of(home)))
+        with httpx.Client(transport=transport, base_url="http://node") as http:
+
+            def create(name: str) -> Sandbox:
+                headers = {"Coldframe-Presence": name}
+                made = http.post("/v1/sandboxes", json={"image": "any"}, headers=headers)
+                return watcher.get_sandbox(made.raise_for_status().json()["id"])
+
+            early = create("client-1")
+            assert early.info.state == "ready"
+            _come_and_go(home, "client-1")
+            wait_until(lambda: watcher.get_sandbox(early.id).info.kept_until is not None)
+            late = create("client-1")
+            assert watcher.get_sandbox(late.id).info.reason == "its client has gone"
+            other = create("client-2")
+            assert watcher.get_sandbox(other.id).info.state == "ready"
+            for sandbox in (early, late, other):
+                watcher.delete_sandbox(sandbox.id)
+
+
+def _come_and_go(home: Path, name: str) -> None:
+    """Be there, and be killed."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(places.socket_of(home)))
+        connection.sendall(
+            b"POST /v1/presence HTTP/1.1\r\nHost: node\r\nTransfer-Encoding: chunked\r\n"
+            b"Coldframe-Presence: %b\r\n\r\n1\r\n\n\r\n" % name.encode()
+        )
 
 
 async def test_client_that_does_something_else_loses_nothing(home: Path) -> None:
