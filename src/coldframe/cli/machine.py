@@ -109,6 +109,7 @@ def is_held(directory: Path) -> bool:
 def _left_of(home: Path, node_id: str, directory: Path) -> Iterator[str]:
     uppers = tuple(entry.name for entry in _entries(directory / "uppers"))
     yield from census.strays(census.Scope(node_id, directory, uppers=uppers))
+    yield from (f"cgroup {path}" for path in census.node_cgroups(node_id))
     pool = home / "pools" / f"{node_id}.img"
     if pool.exists():
         yield f"pool {pool}"

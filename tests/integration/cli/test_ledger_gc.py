@@ -128,6 +128,8 @@ def _assert_found_and_reaped(machine: Machine, trace: str) -> None:
     code, done = machine.coldframe("gc")
     assert (code, done["remaining"]) == (0, [])
     assert any(trace in line for line in done["reaped"])
+    reaped = {line for line in done["reaped"] if line.startswith("cgroup ")}
+    assert reaped == {leak for leak in ledger["leaks"] if leak.startswith("cgroup ")}
 
     code, ledger = machine.coldframe("ledger")
     assert (code, ledger["leaked"], ledger["balanced"]) == (0, 0, True)
