@@ -79,8 +79,7 @@ async def build(
         image = replace(image, name=name)
         for step in stage.steps:
             number += 1
-            shown = f"[{number}/{total}] {step.instruction.text}"
-            progress(" ".join(shown.split())[:_MOST_SHOWN])
+            progress(f"[{number}/{total}] {_shown(step.instruction.text)}")
             image, layer = await steps.do(image, step)
             history += (_entry(step, layer),)
         steps.stages[stage.stage.index] = image
@@ -147,12 +146,17 @@ def _begin(
         return SCRATCH, (entry,)
     resolved = f"{stage.base.name}@sha256:{stage.base.digest}"
     if stage.base.name != names.reference(stage.stage.base)[0]:
-        steps.progress(f"{start.text[:_MOST_SHOWN]}: {stage.base.name} stands for it")
+        steps.progress(f"{_shown(start.text)}: {stage.base.name} stands for it")
     try:
         before = store.inspect(stage.base.name).history
     except ImageNotFoundError:  # removed meanwhile; its layers are held
         before = ()
     return stage.base, (*before, replace(entry, resolved=resolved))
+
+
+def _shown(instruction: str) -> str:
+    line = " ".join(instruction.split())
+    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 1]}…"
 
 
 def _entry(step: Planned, layer: str | None) -> HistoryEntry:

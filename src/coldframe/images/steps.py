@@ -290,12 +290,11 @@ def _env(step: Planned, run: PlannedRun) -> dict[str, str]:
 
 def failure(done: StepResult) -> str:
     """Say how a step failed, with the end of what it printed (hostile text)."""
-    how = _how(done.result)
+    how, remedy = _how(done.result), ""
     if done.refusals:
-        how += (
-            f"; the network policy {'; '.join(done.refusals)}: allow it with --network, "
-            "beside `presets`"
-        )
+        how += f"; the network policy {'; '.join(done.refusals)}"
+        # Last, below all that was printed; a host is the sandbox's word, and comes into no command.
+        remedy = "\nallow a host with: --network presets --network HOST"
     result = done.result
     output = result.out.head + result.out.tail + result.err.head + result.err.tail
     if len(output) > _TAIL_BYTES:  # from the beginning of a line on, if there is one
@@ -303,8 +302,8 @@ def failure(done: StepResult) -> str:
         output = output.partition(b"\n")[2] or output
     tail = output.decode("utf-8", "replace").strip()
     if not tail:
-        return f"{how} and printed nothing"
-    return f"{how}:\n{tail}" if "\n" in tail else f"{how}: {tail}"
+        return f"{how} and printed nothing{remedy}"
+    return f"{how}:\n{tail}{remedy}" if "\n" in tail else f"{how}: {tail}{remedy}"
 
 
 def _how(result: ExecResult) -> str:

@@ -368,6 +368,13 @@ async def test_progress_tells_each_step_and_what_was_cached(bench: Bench) -> Non
     ]
 
 
+async def test_long_line_is_cut_visibly(bench: Bench) -> None:
+    """A command that ends in the middle of a word looks as if it had been run so."""
+    await bench.build(f"FROM busybox\nENV A={'x' * 200}\n")
+
+    assert [line[-3:] for line in bench.lines] == ["xx…"]
+
+
 async def test_long_step_is_reported_meanwhile(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
