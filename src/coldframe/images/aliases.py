@@ -55,6 +55,16 @@ class Aliases:
         """
         return self.table().get(name) or BUILT_IN.get(name)
 
+    def why_none(self, name: str) -> str:
+        """Say what a full name is that no image itself has. Raises ImageError."""
+        target = self.target(name)
+        if target is None:
+            return f"no image {name!r} in the store; see: coldframe image ls"
+        forget = ""
+        if name in self.table():
+            forget = f"; forget it with: coldframe image alias rm {name}"
+        return f"{name!r} is no image but an alias of {target!r}{forget}"
+
     def add(self, name: str, target: str) -> tuple[str, str]:
         """Let a name stand for an image (a name or digest); return both in full.
 

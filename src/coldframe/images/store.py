@@ -126,11 +126,7 @@ class ImageStore:
         try:
             return self._read_ref(self._ref(name))
         except FileNotFoundError:
-            target = self.aliases.target(name)
-            why = f"no image {name!r} in the store; see: coldframe image ls"
-            if target is not None:
-                why = f"{name!r} is no image but an alias of {target!r}; see: coldframe image alias"
-            raise ImageNotFoundError(why) from None
+            raise ImageNotFoundError(self.aliases.why_none(name)) from None
 
     def _find(self, name_or_digest: str) -> ImageRecord:
         """Return an image's record, through aliases if no image has the name."""

@@ -153,6 +153,8 @@ def test_alias_lists_what_was_added_and_what_is_built_in(call: Call) -> None:
     assert ["python:3.11-slim", "team/python:1"] in [line.split() for line in listed.splitlines()]
     assert "built in" in listed
     assert table["debian:12-slim"] == "debian:bookworm"
+    refused = call("rm", "python:3.11-slim").stderr
+    assert refused.endswith("forget it with: coldframe image alias rm python:3.11-slim\n")
     assert call("alias", "rm", "python:3.11-slim").stdout == "removed python:3.11-slim\n"
     assert "is no alias" in call("alias", "rm", "debian:12-slim").stderr
     assert call("alias", "one").returncode == 2
