@@ -221,6 +221,19 @@ def test_refused_tasks_leave_their_siblings_alone(
     assert "sk_lookup" in trials["public"].result.exception_info.exception_message
 
 
+def test_start_that_failed_is_the_only_failure_that_is_told(tmp_path: Path) -> None:
+    """Harbor fetches logs of a sandbox that never was: that must not bury why there is none."""
+    missing = replace(GOOD, environment='docker_image = "no-such-image"')
+    missing.write(tmp_path / "tasks", "missing")
+    (trial,) = run_job(tmp_path / "tasks", tmp_path / "jobs", agent={"name": "oracle"}).values()
+
+    said = (trial.directory / "trial.log").read_text()
+    assert trial.outcome == "image_not_found"
+    assert "Failed to download logs" not in said
+    manifest = trial.directory / "artifacts" / "manifest.json"
+    assert not manifest.exists() or '"ok"' not in manifest.read_text()
+
+
 def test_verifier_of_another_kind_finds_its_tests_and_emptied_places(tmp_path: Path) -> None:
     """A judge runs commands of its own: it is on its own, but not on what an agent planted."""
     test = "[ -e /logs/verifier/planted ] || echo 0.5 > /logs/verifier/reward.txt"

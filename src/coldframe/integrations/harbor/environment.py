@@ -49,7 +49,8 @@ from coldframe.rollouts.healthcheck import UnhealthyError, wait_healthy
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.users import user_ids
 
-LOGS = ("/logs/agent", "/logs/artifacts", VERIFIER_LOGS)
+AGENT_LOGS = "/logs/agent"
+LOGS = (AGENT_LOGS, "/logs/artifacts", VERIFIER_LOGS)
 WINDOW_BYTES = 16 * MIB
 """Per stream, how much of a command's output Harbor is given: head and tail."""
 
@@ -79,6 +80,7 @@ class ColdframeEnvironment(BaseEnvironment):
         self._lease_s = float(lease_s)
         self._refusals: list[str] = []
         self._life: Life | None = None
+        self._made = False
         self._healthy = False
         self._running: set[str] = set()
         self._terms = declared.Terms()
@@ -170,6 +172,7 @@ class ColdframeEnvironment(BaseEnvironment):
         sandbox = await self._life.begin(
             node.client.create_sandbox(built.name, **self._creation(), ttl_s=self._lease_s)
         )
+        self._made = True
         for path in LOGS:
             await sandbox.files.mkdir(path, mode=0o777, owner=ROOT)
             await sandbox.files.chmod(path, 0o777)
@@ -385,6 +388,12 @@ class ColdframeEnvironment(BaseEnvironment):
         await self._download(source_dir, Path(target_dir), chosen)
 
     async def _download(self, source_dir: str, target: Path, left_out: LeftOut = keep_all) -> None:
+        if not self._made and source_dir == AGENT_LOGS:
+            # Harbor wants them of a start that failed, too: an error would bury the first.
+            self.logger.info(
+                "%s: no sandbox was made, so %s holds nothing", self.session_id, source_dir
+            )
+            return
         source = self._absolute(source_dir).rstrip("/") or "/"
         if source == VERIFIER_LOGS and self._grading.begun:
             await self._grading.download(self.sandbox, target, self.logger, left_out)
