@@ -135,7 +135,7 @@ class _Exporter:
         elif _answered(step):
             made = self._acted(step)
         else:
-            self._notes.append(f"step {step.index}: the model gave no answer, so it stands nowhere")
+            self._notes.append(f"step {step.index}: the model gave no answer, so it is left out")
             return
         if step.started_at is not None:
             made["timestamp"] = datetime.fromtimestamp(step.started_at, UTC).isoformat()
