@@ -17,6 +17,8 @@ EXEC = "exec."
 """Under this and its number something is kept with a command."""
 STDIN = "stdin."
 """Under this and its number the worker keeps the writing end of a command's stdin."""
+MORE = "more."
+"""Under this and its number is kept what its node notes of a command while it goes on."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
 
@@ -16,6 +17,9 @@ from coldframe.node.life import Sandbox
 from coldframe.protocol import wire
 from coldframe.protocol.models import ExecRequest, SandboxSpec, SandboxState
 from coldframe.runtimes.outliving import FoundExec, FoundSandbox, Outlives
+
+if TYPE_CHECKING:
+    from coldframe.node.session import Session
 
 _FIELDS = (
     "version",
@@ -56,8 +60,6 @@ class Legacy:
         told = {name: getattr(sandbox, name) for name in _FIELDS}
         if sandbox.asked is not None:
             told["asked"] = wire.dump(sandbox.asked, secrets=True).decode()
-        if sandbox.sessions:
-            told["sessions"] = [session.noted() for session in sandbox.sessions.values()]
         return _json({**told, "state": sandbox.state}), sandbox.expires_at
 
     def of_exec(self, sandbox_id: str, operation_id: str) -> bytes:
@@ -84,6 +86,11 @@ class Legacy:
         """Its record has changed."""
         if self.runtime is not None:
             self.runtime.note_sandbox(sandbox.id)
+
+    def note_session(self, session: Session) -> None:
+        """What is to be kept of it has changed: it goes with its shell."""
+        if self.runtime is not None:
+            self.runtime.note_exec(session.id, _json(session.noted()))
 
     def drop_sandbox(self, sandbox: Sandbox) -> None:
         """It is known no more."""
@@ -115,7 +122,6 @@ def read_sandbox(found: FoundSandbox, empty: Sandbox) -> Sandbox:
     empty.state = SandboxState(told["state"])
     if "asked" in told:
         empty.asked = wire.load(SandboxSpec, told["asked"].encode())
-    empty.sessions_left = tuple(told.get("sessions", ()))
     return empty
 
 

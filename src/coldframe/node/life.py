@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coldframe.host.outcome import Undertaking
 from coldframe.node.quotas import OWNER_LABEL
@@ -90,8 +90,6 @@ class Sandbox:
     """Ended operations that left processes running, whose output goes on."""
     sessions: dict[str, Session] = field(default_factory=dict)
     """By the operation ids of their shells."""
-    sessions_left: tuple[dict[str, Any], ...] = ()
-    """What another process has noted of sessions, until these are gone on with."""
     look_at: int = LINGERING_LOOK
     """With how many of them it is looked again which have nothing running any more."""
     tampering_told: int = 0

@@ -59,7 +59,7 @@ _LINE_BYTES = 4096
 class Session:
     """One session. Its commands run one after another."""
 
-    def __init__(self, execs: Execs, shell: ExecOperation, note: Callable[[], None]) -> None:
+    def __init__(self, execs: Execs, shell: ExecOperation, note: Callable[[Session], None]) -> None:
         """Take the operation that the shell is; `note` is called when what is to be kept changes.
 
         That is `kind`, `at`, `code` and `last`.
@@ -106,7 +106,7 @@ class Session:
             shell = str((self.shell.request.argv or ("?",))[0])
             raise SessionEndedError(f"{shell} {silence}: is it a POSIX shell?")
         self.kind = shellscript.kind_of(answer[1])
-        self._note()
+        self._note(self)
 
     # --- looking ----------------------------------------------------------------------
 
@@ -146,7 +146,6 @@ class Session:
     def noted(self) -> dict[str, Any]:
         """Return what the next process needs to go on with it, as JSON values."""
         return {
-            "id": self.id,
             "kind": self.kind,
             "at": self.at,
             "code": self.code,
@@ -192,7 +191,7 @@ class Session:
         if not adopted:
             command.begin(self.at)
             self.last = command
-            self._note()
+            self._note(self)
         operation.running = command
         operation.started.set_result(None)
         reading: dict[Stream, int] = dict(zip(("stdout", "stderr"), command.began, strict=True))
@@ -347,7 +346,7 @@ class Session:
             out=windows["stdout"].output(),
             err=windows["stderr"].output(),
         )
-        self._note()
+        self._note(self)
         return result
 
     # --- its end ----------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """All sessions of a node: shells that live on, known by the operation ids of these.
 
 A command of a session is an operation like any other: it runs once, and whoever lost its answer
-asks again. So that this holds for the process that comes next too, a sandbox's note has each
-session with the command that it began last; ids of older ones are refused there.
+asks again. So that this holds for the process that comes next too, with each shell goes a note of
+the command that it began last; ids of older ones are refused there.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +25,6 @@ from coldframe.protocol import wire
 from coldframe.protocol.errors import (
     CapacityError,
     InvalidRequestError,
-    OperationExpiredError,
     OperationNotFoundError,
 )
 from coldframe.protocol.following import between
@@ -79,7 +79,7 @@ class Sessions:
 
     def _add(self, shell: ExecOperation) -> Session:
         sandbox = shell.sandbox
-        session = Session(self._execs, shell, partial(self._note, sandbox))
+        session = Session(self._execs, shell, self._legacy.note_session)
         sandbox.sessions[session.id] = session
         ended = [one.id for one in sandbox.sessions.values() if one.shell.ended.done()]
         for session_id in ended[:-_MOST_ENDED]:
@@ -90,10 +90,6 @@ class Sessions:
     def _on_greeted(session: Session, greeted: Outcome[None]) -> None:
         if greeted.exception() is not None:
             session.shell.sandbox.sessions.pop(session.id, None)
-
-    def _note(self, sandbox: Sandbox) -> None:
-        if not sandbox.ended:
-            self._legacy.note(sandbox)
 
     async def list(self, id_or_name: str) -> tuple[SessionInfo, ...]:
         """Return the sessions of a sandbox whose shell lives, oldest first."""
@@ -116,7 +112,8 @@ class Sessions:
 
         Raises:
             SessionEndedError: the shell had ended before.
-            InvalidRequestError: a NUL in the command, or a name that no shell variable can have.
+            InvalidRequestError: a NUL in the command, a name that no shell variable can have, or
+                a command line of more than 1 MiB.
             CapacityError: too many wait for their turn.
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
@@ -140,7 +137,7 @@ class Sessions:
             if isinstance(known.running, SessionCommand) and known.running.session is not session:
                 raise mismatch(known.id)
             return known
-        shellscript.script(request, session.kind, b"", 0)  # what cannot be run is refused now
+        shellscript.parts(request)  # what cannot be run is refused now
         session.require_open()
         waiting = sum(1 for one in sandbox.execs.values() if not one.dispatched)
         if waiting >= _MOST_WAITING:
@@ -184,25 +181,19 @@ class Sessions:
         """
         session = self._find(session_id)
         await (session.kill() if kill else session.close())
-        self._note(session.shell.sandbox)
         return session.info()
 
     # --- from and to another process --------------------------------------------------
 
-    def go_on(self, sandbox: Sandbox) -> None:
-        """Have the sessions of a sandbox that another process has left."""
-        left, sandbox.sessions_left = sandbox.sessions_left, ()
-        for told in left:
-            try:
-                shell = self._operations.get(told["id"])
-            except (OperationNotFoundError, OperationExpiredError):
-                continue
-            session = self._add(shell)
-            session.greeted = Undertaking(_nothing())
-            session.kind, session.at = told["kind"], tuple(told["at"])
-            session.code = told["code"]
-            if told["last"] is not None:
-                self._go_on_with(session, told["last"])
+    def go_on(self, session_id: str, note: bytes) -> None:
+        """Have a session that another process has left, whose shell is gone on with already."""
+        told = json.loads(note)
+        session = self._add(self._operations.get(session_id))
+        session.greeted = Undertaking(_nothing())
+        session.kind, session.at = told["kind"], tuple(told["at"])
+        session.code = told["code"]
+        if told["last"] is not None:
+            self._go_on_with(session, told["last"])
 
     def _go_on_with(self, session: Session, told: dict[str, Any]) -> None:
         result = None

@@ -30,6 +30,9 @@ BASH, POSIX = "bash", ""
 GIVE_UP_SIGNAL = 50
 """A real-time signal, so that a command's own traps are not in the way."""
 
+MOST_BYTES = 1 << 20
+"""Of a command line with its environment: it is noted, quoted and written on the event loop."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOLD = re.compile(rb"\d{1,19}( \w*)?")
 _READY = b"""{ \\command printf '%s %s %s\\n' NONCE 0 "${BASH_VERSION:+bash}" >&3; } 2>&3\n"""
@@ -86,16 +89,29 @@ def code_of(told: bytes) -> int:
     return int(told.split()[0]) & 0xFF
 
 
-def script(request: ExecRequest, kind: str, nonce: bytes, last_code: int) -> bytes:
-    """Return what runs a command line and reports its code under `nonce`.
+def parts(request: ExecRequest) -> tuple[bytes, bytes]:
+    """Return a command line, and the assignments that stand before it.
 
     Raises:
-        InvalidRequestError: a NUL in the command, or a name that no shell variable can have.
+        InvalidRequestError: a NUL in the command, a name that no shell variable can have, or more
+            than `MOST_BYTES`.
     """
     command = encoded(request.command or b"", "the command")
     if b"\0" in command:
         raise InvalidRequestError("command: a NUL cannot stand in a command line")
-    settings = (_assignment(name, value) + b" " for name, value in request.env.items())
+    settings = b"".join(_assignment(name, value) + b" " for name, value in request.env.items())
+    size = len(command) + len(settings)
+    if size > MOST_BYTES:
+        raise InvalidRequestError(
+            f"command: a session takes a command line with its env of at most {MOST_BYTES} bytes, "
+            f"and this is {size}; write it to a file and source that: `. /the/file`"
+        )
+    return command, settings
+
+
+def script(request: ExecRequest, kind: str, nonce: bytes, last_code: int) -> bytes:
+    """Return what runs a command line and reports its code under `nonce`. Raises as `parts`."""
+    command, settings = parts(request)
     # `$?` of the command before is what the user expects to find; the report has reset it.
     before = b""
     if last_code:
@@ -105,7 +121,7 @@ def script(request: ExecRequest, kind: str, nonce: bytes, last_code: int) -> byt
     text = _EVAL[kind] % {
         b"nonce": nonce,
         b"before": before and before + b"\n",
-        b"env": b"".join(settings),
+        b"env": settings,
         b"command": _quoted(command),
     }
     return text + _REPORT[kind].replace(b"NONCE", nonce)

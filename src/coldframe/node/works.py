@@ -95,8 +95,8 @@ class Works:
                 self.legacy.drop_exec(command.operation_id)
             else:
                 self.execs.go_on(command, sandbox)
-        for sandbox in self.register.known():
-            self.sessions.go_on(sandbox)
+                if command.more is not None:
+                    self.sessions.go_on(command.operation_id, command.more)
 
 
 async def open_works(

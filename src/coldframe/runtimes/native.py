@@ -262,6 +262,11 @@ class NativeRuntime:
         if self._keeping is not None:
             self._keeping.note_sandbox(sandbox_id)
 
+    def note_exec(self, operation_id: str, more: bytes) -> None:
+        """See `Outlives.note_exec`."""
+        if self._keeping is not None:
+            self._keeping.note_exec(operation_id, more)
+
     def drop_sandbox(self, sandbox_id: str) -> None:
         """See `Outlives.drop_sandbox`."""
         if self._keeping is not None:

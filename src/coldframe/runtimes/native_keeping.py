@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from coldframe.host.cgroups import NodeCgroups
-from coldframe.host.execution import EXEC
+from coldframe.host.execution import EXEC, MORE
 from coldframe.host.idranges import IdRanges
 from coldframe.host.outcome import Outcome
 from coldframe.host.pipes import CommandPipes
@@ -84,8 +84,10 @@ class Keeping:
         self._notes = notes
         self.grace_s = grace_s
         self._sandboxes: dict[str, _Record] = {}
-        self._execs: dict[str, tuple[Worker, str]] = {}
-        """Of each command: who keeps something with it, and under which name."""
+        self._execs: dict[str, tuple[Worker, int]] = {}
+        """Of each command: who keeps something with it, and its number there."""
+        self._more: set[str] = set()
+        """Commands of which the node has noted more."""
         self._spooled: OrderedDict[str, None] = OrderedDict()
         self.storage: SpareUppers
 
@@ -192,9 +194,11 @@ class Keeping:
         with packed(lines, held) as (note, descriptors):
             yield Keep(note, descriptors or None)
 
-    def started(self, operation_id: str, execution: Execution) -> None:
-        """It was asked for, or found."""
-        self._execs[operation_id] = execution.worker, f"{EXEC}{execution.exec_id}"
+    def started(self, operation_id: str, execution: Execution, more: bytes | None = None) -> None:
+        """It was asked for, or found, with what was noted `more`."""
+        self._execs[operation_id] = execution.worker, execution.exec_id
+        if more is not None:
+            self._more.add(operation_id)
         execution.ended.then(lambda ended: self._ended(operation_id, ended))
 
     def _ended(self, operation_id: str, ended: Outcome[ExecEnd]) -> None:
@@ -208,13 +212,25 @@ class Keeping:
                 self.drop_exec(oldest)
                 self._notes.dropped_exec(oldest)
 
+    def note_exec(self, operation_id: str, more: bytes) -> None:
+        """Replace what the node notes besides."""
+        known = self._execs.get(operation_id)
+        if known is not None:
+            self._more.add(operation_id)
+            worker, exec_id = known
+            with packed((more,), ()) as (note, descriptors):
+                worker.keep(f"{MORE}{exec_id}", Keep(note, descriptors))
+
     def drop_exec(self, operation_id: str) -> None:
         """How it ended is not needed any more."""
         self._spooled.pop(operation_id, None)
         known = self._execs.pop(operation_id, None)
         if known is not None:
-            worker, name = known
-            worker.drop(name)
+            worker, exec_id = known
+            worker.drop(f"{EXEC}{exec_id}")
+            if operation_id in self._more:
+                self._more.remove(operation_id)
+                worker.drop(f"{MORE}{exec_id}")
 
 
 # --- notes as bytes -------------------------------------------------------------------

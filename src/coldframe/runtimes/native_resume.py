@@ -72,7 +72,7 @@ class Resumption:
         sandbox = self._sandboxes.get(left.note.sandbox_id)
         ended = _no_end if sandbox is None else sandbox.exec_ended
         running = native_takeover.go_on(left, ended)
-        self._keeping.started(running.operation_id, running.execution)
+        self._keeping.started(running.operation_id, running.execution, left.more)
         if sandbox is not None:
             sandbox.go_on(running)
         return native_takeover.found(left, running)

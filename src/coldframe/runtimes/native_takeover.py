@@ -12,7 +12,7 @@ from pathlib import Path
 from coldframe.host import workers
 from coldframe.host.cgroups import NodeCgroups
 from coldframe.host.descriptors import close_all
-from coldframe.host.execution import EXEC, STDIN, follow
+from coldframe.host.execution import EXEC, MORE, STDIN, follow
 from coldframe.host.pipes import STATUS_NAMES, StatusStream, StdinFeed
 from coldframe.host.spawner import Created, Kept, Spawner, SpawnerFault
 from coldframe.host.wire import GoneCause, KeptState
@@ -60,6 +60,8 @@ class LeftExec:
     held: tuple[int, ...]
     stdin: int | None
     ended_at: float | None
+    more: bytes | None
+    """See `FoundExec.more`."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
     kept = await spawner.kept()
     named: dict[str, Kept] = {}
     stdins: dict[tuple[Worker, str], int] = {}
+    mores: dict[tuple[Worker, str], bytes] = {}
     sandboxes: list[tuple[Worker, Kept]] = []
     execs: list[tuple[Worker, Kept]] = []
     for worker, one in kept:
@@ -111,6 +114,9 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
             execs.append((worker, one))
         elif one.name.startswith(STDIN):
             stdins[worker, one.name.removeprefix(STDIN)] = one.descriptors[0]
+        elif one.name.startswith(MORE):
+            (more,), _ = unpacked(one.note, one.descriptors)
+            mores[worker, one.name.removeprefix(MORE)] = more
         elif one.state is not KeptState.PLAIN:
             sandboxes.append((worker, one))
         elif one.name in named:
@@ -121,10 +127,12 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
         raise NothingFoundError
     node = named.pop(NODE)
     told = json.loads(node.note)
-    lefts = [_exec(worker, one, stdins) for worker, one in execs]
+    lefts = [_exec(worker, one, stdins, mores) for worker, one in execs]
     for (worker, number), fd in stdins.items():  # of commands that have ended
         os.close(fd)
         worker.drop(f"{STDIN}{number}")
+    for worker, number in mores:  # of commands that were being dropped
+        worker.drop(f"{MORE}{number}")
     return Left(
         complete,
         node.descriptors[0],
@@ -145,13 +153,19 @@ async def look(spawner: Spawner, *, complete: bool) -> Left:
     )
 
 
-def _exec(worker: Worker, kept: Kept, stdins: dict[tuple[Worker, str], int]) -> LeftExec:
+def _exec(
+    worker: Worker,
+    kept: Kept,
+    stdins: dict[tuple[Worker, str], int],
+    mores: dict[tuple[Worker, str], bytes],
+) -> LeftExec:
     lines, held = unpacked(kept.note, kept.descriptors)
     number = kept.name.removeprefix(EXEC)
     running = kept.state is KeptState.RUNNING
     stdin = stdins.pop((worker, number), None) if running else None
     ended_at = None if running else kept.ended_at
-    return LeftExec(int(number), worker, read_exec(lines), tuple(held), stdin, ended_at)
+    more = mores.pop((worker, number), None)
+    return LeftExec(int(number), worker, read_exec(lines), tuple(held), stdin, ended_at, more)
 
 
 async def _sandbox(spawner: Spawner, worker: Worker, kept: Kept) -> LeftSandbox:
@@ -225,6 +239,7 @@ def found(left: LeftExec, running: NativeExec) -> FoundExec:
         note.request,
         running,
         left.ended_at,
+        left.more,
     )
 
 

@@ -49,6 +49,8 @@ class FoundExec:
     running: RunningExec
     ended_at: float | None
     """Unix seconds; None: it runs."""
+    more: bytes | None
+    """What was last noted besides, by `Outlives.note_exec`."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ class Outlives(Protocol):
 
     def note_sandbox(self, sandbox_id: str) -> None:
         """Ask for its note anew, also when it has ended."""
+
+    def note_exec(self, operation_id: str, more: bytes) -> None:
+        """Keep this, too, with a command that has been started; it replaces what was before."""
 
     def drop_sandbox(self, sandbox_id: str) -> None:
         """Keep nothing of an ended sandbox any more."""

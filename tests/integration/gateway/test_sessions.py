@@ -165,12 +165,16 @@ def test_session_answer_that_was_lost_with_the_service_is_given_again(services: 
         sandbox = client.create_sandbox(IMAGE)
         session = sandbox.session()
         session.exec("echo earlier")
-        words = "echo ran >> /ran; seq 1 20000; echo err >&2; (exit 9)"
+        other = sandbox.session()
+        assert other.exec("x=other").ok
+        # Longer than what is noted in a frame.
+        words = f"echo ran >> /ran; seq 1 20000; echo err >&2; (exit 9) # {'x' * 200_000}"
         first = session.exec(words, operation_id="last", window_bytes=1000)
         services.kill()
         services.start()
         assert session.exec(words, operation_id="last", window_bytes=1000) == first
         assert session.exec("echo $?; cat /ran").stdout == b"9\nran\n"
+        assert other.exec("echo $x").stdout == b"other\n"
         session.exec("exit 4")
         services.kill()
         services.start()

@@ -6,11 +6,11 @@ import asyncio
 import json
 import time
 from functools import partial
-from typing import Any
 
 import pytest
 
 from coldframe.node import session as session_of_node
+from coldframe.node import shellscript
 from coldframe.node.node import Node
 from coldframe.protocol import wire
 from coldframe.protocol.errors import (
@@ -37,7 +37,7 @@ async def _runs(node: Node, session_id: str) -> bool:
 def _left(node: Node, sandbox_id: str, session_id: str, request: ExecRequest) -> None:
     """Have a session anew from its note, with a command that was noted in the last moment."""
     sandbox = node._works.register.find(sandbox_id)
-    note: dict[str, Any] = json.loads(json.dumps(sandbox.sessions.pop(session_id).noted()))
+    note = sandbox.sessions.pop(session_id).noted()
     note["last"] = {
         "request": wire.dump(request).decode(),
         "result": None,
@@ -48,8 +48,7 @@ def _left(node: Node, sandbox_id: str, session_id: str, request: ExecRequest) ->
         "queued_s": 0.0,
         "trace_id": None,
     }
-    sandbox.sessions_left = (note,)
-    node.sessions().go_on(sandbox)
+    node.sessions().go_on(session_id, json.dumps(note).encode())
 
 
 async def test_session_command_that_was_noted_and_never_written_runs_then(node: Node) -> None:
@@ -110,6 +109,47 @@ async def test_session_takes_no_more_waiting_commands_than_it_can_hold(node: Nod
     await sessions.close(session.id, kill=True)
     ends = await asyncio.gather(*waiting, return_exceptions=True)
     assert sum(isinstance(one, SessionEndedError) for one in ends) >= 255
+
+
+async def test_session_command_line_has_a_size_and_says_what_to_do(node: Node) -> None:
+    """It is noted and quoted on the event loop: a large one would hold up everybody."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    most = "true " + "x" * (shellscript.MOST_BYTES - 5)
+    assert (await node.sessions().exec(session.id, SessionExecRequest(command=most))).result.ok
+    for request in (
+        SessionExecRequest(command=most + "x"),
+        SessionExecRequest(command="true", env={"A": most}),
+    ):
+        with pytest.raises(InvalidRequestError, match="write it to a file and source that"):
+            await node.sessions().exec(session.id, request)
+
+
+class _FakeOutliving:
+    """Keeps what is noted of sessions."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, bytes]] = []
+
+    def note_exec(self, operation_id: str, more: bytes) -> None:
+        self.noted.append((operation_id, more))
+
+
+async def test_session_command_notes_its_own_session_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ten sessions have run last must not be written with each command of one."""
+    sandbox = await node.create_sandbox(SPEC)
+    sessions = node.sessions()
+    one = await sessions.create(sandbox.id, SessionRequest())
+    large = await sessions.create(sandbox.id, SessionRequest())
+    await sessions.exec(large.id, SessionExecRequest(command="true " + "x" * 100_000))
+    outliving = _FakeOutliving()
+    with monkeypatch.context() as patch:
+        patch.setattr(node._works.legacy, "runtime", outliving)
+        await sessions.exec(one.id, SessionExecRequest(command="true"))
+    assert [session_id for session_id, _ in outliving.noted] == [one.id, one.id]
+    assert all(len(note) < 4096 for _, note in outliving.noted)
 
 
 async def test_session_command_has_no_stdin_and_no_terminal(node: Node) -> None:

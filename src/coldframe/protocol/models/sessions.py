@@ -29,7 +29,7 @@ class SessionExecRequest(Model):
     """One command line of a session."""
 
     command: Argument
-    """Any number of lines."""
+    """Any number of lines; with `env` at most 1 MiB."""
     env: dict[Argument, Argument] = Field(default_factory=dict)
     """For this command alone."""
     deadline_s: Number | None = Field(default=300.0, gt=0, le=10 * 365 * 86400)
