@@ -118,4 +118,7 @@ def answer_fault(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has it whole, the client a sentence."""
     log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
     fault = ColdframeError("the service failed; its log says why", execution=Execution.UNKNOWN)
-    return answer(fault)
+    response = answer(fault)
+    # The server closes the connection of a fault: no client may send another request into it.
+    response.headers["connection"] = "close"
+    return response

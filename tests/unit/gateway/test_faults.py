@@ -42,6 +42,7 @@ async def test_fault_is_logged_whole_and_told_in_a_sentence(
         answer = await caller.request(method, path, json={"command": "true"})
 
     assert answer.status_code == 500
+    assert answer.headers["connection"] == "close"  # as the server does after a fault
     assert (answer.json()["code"], answer.json()["execution"]) == ("internal", "perhaps_executed")
     assert "secret" not in answer.text
     assert "ZeroDivisionError: secret detail" in caplog.text
