@@ -8,15 +8,19 @@ command from the same caller, once, and not run a second time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
 import shlex
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.requests import ClientDisconnect
 
 from coldframe.gateway.tenants import Tenant
 from coldframe.integrations.orchard.words import COMMAND_S, Command
@@ -34,6 +38,7 @@ KEPT_S = 3600.0
 """How long a job that has ended can be asked for."""
 _MOST = 20_000
 _UNDELIVERED_S = 600.0
+_NOTICED_S = 0.05
 _WINDOW_BYTES = 8 * MIB
 """How much of each stream an answer carries; the middle of what is longer is left out, and said."""
 _NO_TERMINAL = re.compile("cannot set terminal process group|no job control in this shell")
@@ -124,9 +129,10 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._undelivered: dict[bytes, tuple[Job, float]] = {}
+        self._waited_for: Counter[bytes] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, tenant: Tenant, sandbox_id: str, asked: Command) -> Job:
+    async def submit(self, tenant: Tenant, sandbox_id: str, asked: Command) -> Job:
         """Begin a command, or return the one whose answer did not arrive.
 
         Raises:
@@ -134,8 +140,12 @@ class Jobs:
             InvalidRequestError: the command is empty.
         """
         inner = tenant.sandbox(sandbox_id)
+        digest = _digest(tenant, sandbox_id, asked)
+        if self._waited_for[digest]:
+            # Whoever sends it again does that before its lost connection has been noticed here.
+            await asyncio.sleep(_NOTICED_S)
         self._forget_old()
-        job, at = self._undelivered.pop(_digest(tenant, sandbox_id, asked), (None, 0.0))
+        job, at = self._undelivered.pop(digest, (None, 0.0))
         if job is not None and time.time() - at < _UNDELIVERED_S:
             return job
         lines = argvs(asked.command, login=asked.login_shell)
@@ -158,10 +168,20 @@ class Jobs:
             raise OperationNotFoundError(f"Job {job_id[:64]} not found")
         return job
 
-    def not_delivered(self, job: Job, asked: Command) -> None:
-        """The caller went away before it had its answer."""
+    @contextlib.contextmanager
+    def waited_for(self, job: Job, asked: Command) -> Iterator[None]:
+        """Within the block the caller waits for its answer; it may go away."""
         digest = _digest(job.tenant, job.sandbox_id, asked)
-        self._undelivered[digest] = (job, time.time())
+        self._waited_for[digest] += 1
+        try:
+            yield
+        except (ClientDisconnect, asyncio.CancelledError):
+            self._undelivered[digest] = (job, time.time())
+            raise
+        finally:
+            self._waited_for[digest] -= 1
+            if not self._waited_for[digest]:
+                del self._waited_for[digest]
 
     async def _run(
         self, job: Job, inner: str, asked: Command, lines: list[tuple[str, ...]]

@@ -231,15 +231,12 @@ async def execute(request: Request, sandbox_id: str) -> dict[str, Any]:
     asked = await body(request, words.Command)
     await words.found(tenant, sandbox_id)
     jobs: Jobs = request.app.state.jobs
-    job = jobs.submit(tenant, sandbox_id, asked)
+    job = await jobs.submit(tenant, sandbox_id, asked)
     if not asked.wait:
         return {"job_id": job.id, "status": "queued"}
-    try:
-        patience = (asked.timeout_seconds or words.COMMAND_S) + _DRAIN_S
+    patience = (asked.timeout_seconds or words.COMMAND_S) + _DRAIN_S
+    with jobs.waited_for(job, asked):
         await unless_gone(request, _until_over(request, job, patience))
-    except (ClientDisconnect, asyncio.CancelledError):
-        jobs.not_delivered(job, asked)
-        raise
     error = job.error
     if error is not None and error.retryable and error.execution is Execution.NOT_EXECUTED:
         raise error
