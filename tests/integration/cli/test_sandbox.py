@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from coldframe import Sandbox, SandboxClient
-from tests.fixtures.service import Service
+from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "coldframe.cli.main", "sandbox"]
@@ -414,10 +414,12 @@ def test_none_is_deleted_when_one_is_not_known(box: Sandbox) -> None:
     assert _run("rm", box.id).returncode == 0
 
 
-def test_sandbox_whose_lease_ended_says_so(box: Sandbox) -> None:
+def test_sandbox_whose_lease_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`terminating` for minutes, without a reason, looks as if something hung."""
-    made = _run("create", "any", "--ttl", "0.2").stdout.decode().strip()
-    wait_until(lambda: f"{made}  terminating; its lease ended, kept until" in _listed())
+    with serving(tmp_path, "fake", COLDFRAME_QUARANTINE_S="300") as service:
+        monkeypatch.setenv("COLDFRAME_URL", service.unix)
+        made = _run("create", "any", "--ttl", "0.2").stdout.decode().strip()
+        wait_until(lambda: f"{made}  terminating; its lease ended, kept until" in _listed())
 
 
 def _listed() -> str:

@@ -46,7 +46,7 @@ def test_sandbox_is_made_used_listed_and_removed_from_the_shell(service: Service
     assert "coldframe sandbox create" in none.stderr
     assert json.loads(_run(service, "ls", "-l", "run=1", "--json").stdout) == []
     gone = _run(service, "exec", "box", "--", "true")
-    assert (gone.returncode, "no sandbox" in gone.stderr) == (2, True)
+    assert (gone.returncode, "no sandbox" in gone.stderr) == (125, True)
 
 
 def test_constructor_counts_more_than_the_environment(
