@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -33,6 +34,8 @@ class Worker:
     link: Link
     lost: bool = False
     features: tuple[str, ...] = ()
+    _reaping: threading.Lock = field(default_factory=threading.Lock)
+    """A worker that is lost while its spawner closes is waited for by two threads."""
     _drops: list[str] = field(default_factory=list)
     """Names of what it need not keep any more, and has not been told yet."""
     _dropping: asyncio.TimerHandle | None = None
@@ -41,22 +44,27 @@ class Worker:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it has ended in that time; blocks."""
-        if self.pidfd < 0:
+        pidfd = self.pidfd
+        if pidfd < 0:
             return True
         poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
+        poll.register(pidfd, select.POLLIN)
         if not poll.poll(None if timeout_s is None else timeout_s * 1000):
             return False
-        with contextlib.suppress(ChildProcessError):  # another daemon's child
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-        fd, self.pidfd = self.pidfd, -1
-        os.close(fd)
+        with self._reaping:
+            if self.pidfd >= 0:
+                with contextlib.suppress(ChildProcessError):  # another daemon's child
+                    os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+                os.close(self.pidfd)
+                self.pidfd = -1
         return True
 
     async def reap(self, timeout_s: float) -> None:
         """Return when it has ended; it is killed after `timeout_s`."""
         if not await asyncio.to_thread(self.wait, timeout_s):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            with self._reaping:
+                if self.pidfd >= 0:
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             await asyncio.to_thread(self.wait)
 
     async def leave(self) -> None:
