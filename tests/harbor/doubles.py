@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ class FakeAgent(BaseAgent):
     async def run(self, instruction: str, environment: Any, context: Any) -> None:
         environment.episodes += 1
         scenario = self._scenarios.get(environment.environment_name, "whole")
+        if scenario == "slow":
+            await asyncio.sleep(0.1)
         if scenario == "fails":
             raise RuntimeError("the agent failed")
         detail: dict[str, Any] = json.loads(

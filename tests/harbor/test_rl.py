@@ -171,7 +171,7 @@ def test_retries_are_reported_and_no_samples(tmp_path: Path) -> None:
     ("caps", "scenario", "words"),
     [
         (Caps(cost_usd=1.0), "whole", "cost: "),
-        (Caps(wall_s=0.5), "whole", "time: "),
+        (Caps(wall_s=2.0), "slow", "time: "),
         (Caps(failure_rate=0.2, failures_from=2), "fails", "failures: "),
         (Caps(disk_bytes=10_000), "whole", "disk: "),
     ],
@@ -194,7 +194,8 @@ def test_job_is_stopped_at_a_cap_with_what_it_has(
     (group,) = made.groups
     ended = group.rejected if scenario == "fails" else group.rollouts
     assert len(ended) >= 1
-    assert len(ended) + group.missing == attempts
+    # The trial that was cut off is told as rejected.
+    assert len(group.rollouts) + len(group.rejected) + group.missing == attempts
     assert group.missing > 0
 
 
