@@ -173,7 +173,7 @@ def test_retries_are_reported_and_no_samples(tmp_path: Path) -> None:
         (Caps(cost_usd=1.0), "whole", "cost: "),
         (Caps(wall_s=2.0), "slow", "time: "),
         (Caps(failure_rate=0.2, failures_from=2), "fails", "failures: "),
-        (Caps(disk_bytes=10_000), "whole", "disk: "),
+        (Caps(disk_bytes=250_000), "slow", "disk: "),
     ],
 )
 def test_job_is_stopped_at_a_cap_with_what_it_has(
