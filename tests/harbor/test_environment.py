@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from coldframe import SandboxClient
 from coldframe.host.egress import steering
 from coldframe.node.settings import NodeSettings
 from tests.fixtures.service import serving
+from tests.fixtures.waiting import wait_until
 from tests.harbor.jobs import Outcome, Trial, roll_out, run_job
 from tests.harbor.traps import BASE, IMAGE, TRAPS, Trap
 
@@ -304,9 +304,8 @@ def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
         )
         return dict(json.loads(told.stdout))
 
-    until = time.monotonic() + 30
-    while not (found := ledger())["balanced"] and time.monotonic() < until:
-        time.sleep(0.2)
+    wait_until(lambda: ledger()["balanced"], within_s=30)
+    found = ledger()
     assert (found["balanced"], found["live"], found["leaked"], found["lost"]) == (True, 0, 0, 20)
 
 
@@ -316,8 +315,6 @@ def test_sandboxes_of_a_killed_harbor_end_with_their_lease(tmp_path: Path) -> No
         kill_harbor(tmp_path, COLDFRAME_URL=service.unix)
         with SandboxClient(url=service.unix) as client:
             assert len(client.list_sandboxes()) == 20
-            until = time.monotonic() + 60
-            while client.list_sandboxes() and time.monotonic() < until:
-                time.sleep(0.2)
+            wait_until(lambda: not client.list_sandboxes())
             found = client.ledger()
     assert (found.live, found.leaked, found.expired, found.balanced) == (0, 0, 20, True)
