@@ -14,7 +14,7 @@ KNOWN = frozenset(
         *("MAX_SANDBOXES", "CREATE_SLOTS", "EXEC_SLOTS", "EXEC_HOLD_S", "MAX_RUNNING_EXECS"),
         *("QUEUE_LIMIT", "RESULT_TTL_S", "RESULT_COUNT", "RESULT_BYTES", "SPOOL_COUNT"),
         *("SPOOL_BYTES", "SANDBOX_SPOOL_BYTES", "EXPIRED_IDS", "QUARANTINE_S", "ENDED_COUNT"),
-        *("EVENT_COUNT", "GRACE_S", "OWNER_WINDOW_BYTES"),
+        *("EVENT_COUNT", "GRACE_S", "RETURN_S", "OWNER_WINDOW_BYTES"),
         "HANDOVER",  # from a daemon to the one that it becomes
     )
 )

@@ -33,8 +33,10 @@ class Presence:
         self._begun = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._mine: dict[str, None] = {}
+        self._kept: dict[str, None] = {}
+        """What is to stay: a node that did not hear of it would end it with us."""
         self._words: asyncio.Queue[bytes | None] | None = None
-        self._closing = False
+        self._closing = self._said_goodbye = False
         self._task = asyncio.ensure_future(self._last())
 
     async def header(self) -> tuple[str, str]:
@@ -52,21 +54,27 @@ class Presence:
         self._say(f"+{sandbox_id}\n".encode("ascii"))
 
     def ended(self, sandbox_id: str) -> None:
-        """A sandbox has ended, or is to stay."""
-        if sandbox_id in self._mine:
-            del self._mine[sandbox_id]
-            self._say(f"-{sandbox_id}\n".encode("ascii"))
+        """A sandbox has ended."""
+        self._mine.pop(sandbox_id, None)
+        self._kept.pop(sandbox_id, None)
 
     def keep(self, sandbox_id: str) -> None:
         """A sandbox is to stay. From any thread."""
-        self._loop.call_soon_threadsafe(self.ended, sandbox_id)
+        self._loop.call_soon_threadsafe(self._stays, sandbox_id)
+
+    def _stays(self, sandbox_id: str) -> None:
+        if sandbox_id in self._mine:
+            del self._mine[sandbox_id]
+            self._kept[sandbox_id] = None
+            self._say(f"-{sandbox_id}\n".encode("ascii"))
 
     async def close(self) -> None:
         """Say goodbye: what was named and lives is kept no longer, and nobody was lost."""
         await asyncio.sleep(0)  # what other threads have said comes first
         self._closing = True
         self._say(None)
-        await asyncio.wait({self._task}, timeout=0 if self._words is None else _GOODBYE_S)
+        heard = self._words is not None or self._kept
+        await asyncio.wait({self._task}, timeout=_GOODBYE_S if heard else 0)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -75,7 +83,7 @@ class Presence:
             self._words.put_nowait(word)
 
     async def _last(self) -> None:
-        while not self._closing:
+        while not self._over:
             earliest = monotonic() + _PAUSE_S
             with contextlib.suppress(ColdframeError):
                 said = self._http.stream(
@@ -84,12 +92,21 @@ class Presence:
                 async with said as (_, pieces):
                     async for _ in pieces:
                         pass
+                    self._said_goodbye = self._closing
             self._words = None
-            await asyncio.sleep(0 if self._closing else max(0.0, earliest - monotonic()))
+            await asyncio.sleep(0 if self._over else max(0.0, earliest - monotonic()))
+
+    @property
+    def _over(self) -> bool:
+        return self._closing and (self._said_goodbye or not self._kept)
 
     async def _said(self) -> AsyncIterator[bytes]:
         words = self._words = asyncio.Queue()
         self._begun.set()  # the head of the request has been written
-        yield "".join(f"+{sandbox_id}\n" for sandbox_id in self._mine).encode("ascii") or b"\n"
+        said = [f"+{sandbox_id}\n" for sandbox_id in self._mine]
+        said += [f"-{sandbox_id}\n" for sandbox_id in self._kept]
+        yield "".join(said).encode("ascii") or b"\n"
+        if self._closing:
+            return
         while (word := await words.get()) is not None:
             yield word

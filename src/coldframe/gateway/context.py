@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
-from coldframe.gateway.clients import Clients
 from coldframe.gateway.health import HealthCheck
 from coldframe.gateway.identity import Identity, Scope
 from coldframe.gateway.meters import Meters
@@ -91,7 +90,6 @@ class Service:
     polls: Polls = field(default_factory=Polls)
     health: HealthCheck = field(init=False)
     tickets: Tickets = field(init=False)
-    clients: Clients = field(default_factory=Clients)
     answers: Shares = field(init=False)
     """Large answers that are on their way."""
     patching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from coldframe.gateway.clients import PresenceName
 from coldframe.gateway.context import RAW_BODY, enter, service_of
 from coldframe.gateway.identity import Scope
-from coldframe.protocol.errors import InvalidRequestError
+from coldframe.gateway.protocol import PEER
+from coldframe.gateway.tenants import Tenant
+from coldframe.node.presences import Presence
+from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
+from coldframe.protocol.ids import OPERATION_PATTERN, new_operation_id
 
 router = APIRouter(prefix="/v1/presence", tags=["service"])
 
+PresenceName = Annotated[
+    str | None,
+    Header(
+        alias="Coldframe-Presence",
+        pattern=OPERATION_PATTERN,
+        description="What the caller calls its presence on this machine.",
+    ),
+]
 _FOR_EVER_S = 10 * 365 * 86400.0
 _LONGEST_LINE = 128
-_MOST = 100_000
+
+
+def presence_of(request: Request, tenant: Tenant, name: str | None) -> Presence | None:
+    """Return who asks, for a request that says with whom something is to end."""
+    if name is None:
+        return None
+    pid = None if tenant.identity.relayed else request.scope.get(PEER)
+    return Presence.of(tenant.operation(name), pid)
 
 
 @router.post("", status_code=204, response_model=None, openapi_extra=RAW_BODY)
@@ -26,20 +46,24 @@ async def presence(request: Request, name: PresenceName = None) -> Response:
 
     Its lines are `+SANDBOX`, what is to end with the caller, and `-SANDBOX`, what is not any more.
     When the connection is lost before the end of the body, the leases of those end at once, and of
-    whatever a create with the same `Coldframe-Presence` made or makes.
+    whatever a create with the same `Coldframe-Presence` made or makes. When the service ends they
+    are kept for a while, in which the caller comes back under its name and says what it has missed.
     """
     tenant = enter(request, Scope.CREATE)
-    service = service_of(request)
-    with service.clients.there(tenant, name) as client:
+    caller = presence_of(request, tenant, name or new_operation_id())
+    assert caller is not None
+    presences = tenant.node.presences()
+    with presences.there(caller.name):
         try:
-            async with service.polls.bound(_FOR_EVER_S):
+            async with service_of(request).polls.bound(_FOR_EVER_S):
                 async for line in _lines(request.stream()):
-                    _heed(client.sandboxes, line)
+                    _heed(tenant, caller, line)
         except TimeoutError:
-            pass  # the service stops, and who asks finds the next one
+            return Response(status_code=204)  # the service stops, and who asks finds the next one
         except ClientDisconnect:
-            await client.lost(tenant)
+            presences.lost(caller.name)
             raise
+        presences.left(caller.name)
     return Response(status_code=204)
 
 
@@ -53,14 +77,11 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
             yield line[: _LONGEST_LINE + 1].decode("ascii", "replace")
 
 
-def _heed(mine: dict[str, None], line: str) -> None:
+def _heed(tenant: Tenant, caller: Presence, line: str) -> None:
     if not line:
         return
     if line[0] not in "+-" or len(line) > _LONGEST_LINE:
         raise InvalidRequestError("a line is +SANDBOX or -SANDBOX")
-    if line[0] == "-":
-        mine.pop(line[1:], None)
-        return
-    if len(mine) >= _MOST:
-        raise InvalidRequestError(f"at most {_MOST} sandboxes can end with one caller")
-    mine[line[1:]] = None
+    with contextlib.suppress(SandboxNotFoundError):  # it has ended
+        known = tenant.sandbox(line[1:])
+        tenant.node.presences().bind(known, caller if line[0] == "+" else None)

@@ -23,6 +23,8 @@ _NOT_YOU = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\
 
 WHOLE = "coldframe.whole"
 """Key in the scope of a request whose body has come to its end."""
+PEER = "coldframe.peer"
+"""Key in the scope of a request: the pid of the process that asks by a unix socket, or None."""
 
 
 class Joined:
@@ -87,6 +89,7 @@ class _Bounded(HttpToolsProtocol):
     _in_head = True
     _head_size = 0
     _late: asyncio.TimerHandle | None = None
+    _pid: int | None = None
     _refused = False
     """Whether nothing more is read of it."""
     _begun = False
@@ -95,11 +98,11 @@ class _Bounded(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Turn away other users of a unix socket, and start the clock."""
         stream = cast(asyncio.Transport, transport)
-        peer = _peer_uid(stream)
-        if peer is not None and peer not in {0, os.geteuid()}:
-            log.warning("unix socket: user %d refused: only root and the node's own user", peer)
+        self._pid, uid = _peer(stream)
+        if uid is not None and uid not in {0, os.geteuid()}:
+            log.warning("unix socket: user %d refused: only root and the node's own user", uid)
             self._refused = True
-            self.tell(f"uid {peer}", 403)
+            self.tell(f"uid {uid}", 403)
             stream.write(_NOT_YOU)
             stream.close()
             return
@@ -133,7 +136,8 @@ class _Bounded(HttpToolsProtocol):
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """Stop the clock; the body has bounds of its own."""
+        """Stop the clock; the body has bounds of its own. Say which process asks."""
+        cast(dict[str, object], self.scope)[PEER] = self._pid
         self._in_head = False
         self._head_size = 0
         self._forget_clock()
@@ -209,11 +213,14 @@ class Lasting(WebSocketsSansIOProtocol):
         super().shutdown()
 
 
-def _peer_uid(transport: asyncio.Transport) -> int | None:
-    """Return the user at the other end of a unix socket as the kernel knows it; None: TCP."""
+def _peer(transport: asyncio.Transport) -> tuple[int | None, int | None]:
+    """Return process and user at the other end of a unix socket as the kernel knows them.
+
+    None, None: TCP. The process alone is None where this one could not see it.
+    """
     connection: Any = transport.get_extra_info("socket")
     if connection is None or connection.family != socket.AF_UNIX:
-        return None
+        return None, None
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    return int(uid)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid or None, uid

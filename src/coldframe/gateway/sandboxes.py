@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from coldframe.gateway.clients import PresenceName
 from coldframe.gateway.context import (
     ExpectedVersion,
     IdempotencyKey,
@@ -24,6 +23,7 @@ from coldframe.gateway.context import (
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Lease, SandboxPage
+from coldframe.gateway.presence import PresenceName, presence_of
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import (
     MOST_CHANGES,
@@ -55,13 +55,10 @@ async def create(
     tenant = enter(request, Scope.CREATE)
     spec = await body(request, SandboxSpec)
     began = time.perf_counter()
-    making = tenant.create(spec, idempotency_key)
+    making = tenant.create(spec, idempotency_key, presence_of(request, tenant, presence))
     info = await (making if idempotency_key is not None else unless_gone(request, making))
     request.state.sandbox = info.id
-    service = service_of(request)
-    service.meters.boot.add(time.perf_counter() - began)
-    if presence is not None:
-        await service.clients.made(tenant, presence, info.id)
+    service_of(request).meters.boot.add(time.perf_counter() - began)
     return json_answer(info, 201)
 
 

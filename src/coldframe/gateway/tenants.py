@@ -12,6 +12,7 @@ from typing import Protocol
 
 from coldframe.gateway.identity import Identity, Scope
 from coldframe.node.node import Node
+from coldframe.node.presences import Presence
 from coldframe.node.quotas import OWNER_LABEL, in_use
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
@@ -77,11 +78,16 @@ class Tenant:
 
     # --- sandboxes --------------------------------------------------------------------
 
-    async def create(self, spec: SandboxSpec, operation_id: str | None) -> SandboxInfo:
+    async def create(
+        self, spec: SandboxSpec, operation_id: str | None, presence: Presence | None = None
+    ) -> SandboxInfo:
         """Make a sandbox of the caller's within its quota."""
         inner = None if operation_id is None else self.operation(operation_id)
         info = await self.node.create_sandbox(
-            self._inward(spec), operation_id=inner, quota=await self.quota()
+            self._inward(spec),
+            operation_id=inner,
+            quota=await self.quota(),
+            presence=presence,
         )
         return self.outward(info)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 _TABLE_BYTES = 4 << 20
 _LISTEN = b"0A"
+_START_TIME = 18
+"""Where it stands in /proc/PID/stat, behind the state."""
 
 
 class ProcessEnds:
@@ -44,6 +46,21 @@ def watching(pids: Sequence[int]) -> Iterator[ProcessEnds]:
     finally:
         for fd in pidfds.values():
             os.close(fd)
+
+
+def identity(pid: int) -> str | None:
+    """Return what tells a host process from later ones with its pid; None: it is not there."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else f"{pid} {fields[_START_TIME]}"
+
+
+def is_there(known: str) -> bool:
+    """Whether the process of an `identity` lives."""
+    return identity(int(known.split(maxsplit=1)[0])) == known
 
 
 def listening_ports(

@@ -48,9 +48,10 @@ class Leases:
         self._legacy.note(sandbox)
 
     def lapse(self, sandbox: Sandbox, why: str) -> None:
-        """Let the lease end now."""
+        """Let the lease end now, or as soon as it is made."""
         sandbox.expires_at, sandbox.reason = time.time(), why
-        self.watch(sandbox)
+        if sandbox.handle is not None:
+            self.watch(sandbox)
         self._legacy.note(sandbox)
 
     def watch(self, sandbox: Sandbox) -> None:

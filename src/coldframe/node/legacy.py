@@ -32,6 +32,8 @@ _FIELDS = (
     "queued_s",
     "reason",
     "operation_id",
+    "presence",
+    "process",
     "claimed",
     "trace_id",
 )

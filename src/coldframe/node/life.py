@@ -75,6 +75,10 @@ class Sandbox:
     """Of its create."""
     asked: SandboxSpec | None = None
     """What its create asked for, where `spec` says something else by now."""
+    presence: str | None = None
+    """Of the client with which it is to end; see `Presences`."""
+    process: str | None = None
+    """Of that client."""
     claimed: bool = False
     """Whether somebody knows its id, or can ask for it: then it outlives the node's process."""
     begun: bool = False

@@ -26,6 +26,7 @@ from coldframe.node.build import Builder, SandboxSteps
 from coldframe.node.files import GuardedFiles
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation
+from coldframe.node.presences import Presence, Presences
 from coldframe.node.quotas import OWNER_LABEL, in_use, require_room
 from coldframe.node.sandboxes import CloseReport, Load
 from coldframe.node.sessions import Sessions
@@ -206,6 +207,7 @@ class Node:
         *,
         operation_id: str | None = None,
         quota: Quota | None = None,
+        presence: Presence | None = None,
     ) -> SandboxInfo:
         """Make a sandbox; return once it is ready.
 
@@ -213,7 +215,8 @@ class Node:
         gives its answer. Without one nobody could ask, so it is undone. The label `owner` names
         whose turn it takes in the queue, and whose live sandboxes count for `quota`. Which is
         looked at in the moment before a new sandbox is recorded, so that it is exact however many
-        ask at once; it refuses no answer that is there already.
+        ask at once; it refuses no answer that is there already. It ends with the client that
+        `presence` names.
 
         Raises:
             ImageNotFoundError, NameInUseError, CapacityError, QuotaError: refused; nothing was
@@ -224,13 +227,13 @@ class Node:
         """
         self._require_open()
         if operation_id is None:
-            sandbox = self._begin_sandbox(spec, quota)
+            sandbox = self._begin_sandbox(spec, quota, presence)
             info = await self._works.sandboxes.made_or_undone(sandbox)
             self._works.sandboxes.claim(sandbox)
             return info
         known = self._works.operations.find_create(check_operation_id(operation_id), spec)
         if known is None:
-            sandbox = self._begin_sandbox(spec, quota, operation_id)
+            sandbox = self._begin_sandbox(spec, quota, presence, operation_id)
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
             self._works.operations.add(known)
@@ -238,13 +241,19 @@ class Node:
         return await known.ended
 
     def _begin_sandbox(
-        self, spec: SandboxSpec, quota: Quota | None, operation_id: str | None = None
+        self,
+        spec: SandboxSpec,
+        quota: Quota | None,
+        presence: Presence | None,
+        operation_id: str | None = None,
     ) -> Sandbox:
         image = self.images.resolve(spec.image)
         if quota is not None and quota != Quota():
             owner = spec.labels.get(OWNER_LABEL, "")
             require_room(quota, owner, spec, self.specs({OWNER_LABEL: owner}))
-        return self._works.sandboxes.begin(spec, image, operation_id=operation_id)
+        return self._works.sandboxes.begin(
+            spec, image, operation_id=operation_id, presence=presence
+        )
 
     async def get(self, id_or_name: str) -> SandboxInfo:
         """Return what is known of a sandbox: by id also when it has ended, by name while live."""
@@ -302,11 +311,10 @@ class Node:
         self._works.sandboxes.leases.renew(sandbox, ttl_s)
         return sandbox.info()
 
-    async def lapse(self, id_or_name: str, why: str) -> None:
-        """Let the lease end now; `why` is told as the reason of its end."""
-        sandbox = self._find(id_or_name)
-        sandbox.require_ready()
-        self._works.sandboxes.leases.lapse(sandbox, why)
+    def presences(self) -> Presences:
+        """Return the clients that are there, and what ends with each."""
+        self._require_open()
+        return self._works.sandboxes.presences
 
     def _find(self, id_or_name: str) -> Sandbox:
         self._require_open()

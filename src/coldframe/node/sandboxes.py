@@ -15,6 +15,7 @@ from coldframe.node.execs import Execs
 from coldframe.node.leases import Leases
 from coldframe.node.legacy import Legacy, read_sandbox
 from coldframe.node.life import LEASE_ENDED, Sandbox
+from coldframe.node.presences import Presence, Presences
 from coldframe.node.queueing import FairQueue
 from coldframe.node.register import Register
 from coldframe.node.settings import NodeSettings
@@ -99,6 +100,7 @@ class Sandboxes:
         self.leases = Leases(
             settings.quarantine_s, execs, legacy, self._background, partial(self.end, expired=True)
         )
+        self.presences = Presences(self.register, self.leases, legacy, settings.return_s)
 
     def load(self) -> Load:
         """How much there is of what."""
@@ -127,7 +129,14 @@ class Sandboxes:
 
     # --- beginning --------------------------------------------------------------------
 
-    def begin(self, spec: SandboxSpec, image: Image, *, operation_id: str | None = None) -> Sandbox:
+    def begin(
+        self,
+        spec: SandboxSpec,
+        image: Image,
+        *,
+        operation_id: str | None = None,
+        presence: Presence | None = None,
+    ) -> Sandbox:
         """Record a sandbox and start making it in its turn.
 
         Without an operation id it is nobody's until `claim`: another process would end it.
@@ -143,9 +152,13 @@ class Sandboxes:
         sandbox_id = self._offer_id() or new_sandbox_id(self._node_id)
         sandbox = self.register.record(sandbox_id, spec, image)
         sandbox.operation_id, sandbox.claimed = operation_id, operation_id is not None
+        if presence is not None:
+            sandbox.presence, sandbox.process = presence.name, presence.process
         if spec.ttl_s is not None:
             sandbox.expires_at = sandbox.created_at + spec.ttl_s
         self.register.open(sandbox)
+        if presence is not None:
+            self.presences.begun(sandbox)
         sandbox.creating = self._background.undertake(self._provision(sandbox, image))
         return sandbox
 
@@ -326,6 +339,7 @@ class Sandboxes:
                 surplus -= 1
         if surplus < 0:
             self.register.correct("failed" if found.complete else "lost", -surplus)
+        self.presences.go_on()
 
     def _go_on_with(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
         if sandbox.state is SandboxState.TERMINATING:
@@ -357,6 +371,7 @@ class Sandboxes:
 
     def leave(self) -> None:
         """Let nothing more happen by itself: another process goes on."""
+        self.presences.leave()
         for sandbox in self.register.live():
             self.leases.let_be(sandbox)
 

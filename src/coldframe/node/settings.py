@@ -82,6 +82,11 @@ class NodeSettings:
     """
     grace_s: float = 86_400.0
     """COLDFRAME_GRACE_S: how long what a service has left waits for the next one before it ends."""
+    return_s: float = 30.0
+    """COLDFRAME_RETURN_S: how long clients have to come back after another process took over.
+
+    What those made that do not, and whose process has ended, ends then.
+    """
 
     def __post_init__(self) -> None:
         # A program that changes its directory later must not lose its images and its state.
@@ -118,6 +123,7 @@ class NodeSettings:
             ),
             expired_ids=_integer(source, "EXPIRED_IDS", default.expired_ids),
             quarantine_s=_seconds(source, "QUARANTINE_S", default.quarantine_s, least=0.0),
+            return_s=_seconds(source, "RETURN_S", default.return_s),
             grace_s=_seconds(source, "GRACE_S", default.grace_s),
             ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
             event_count=_integer(source, "EVENT_COUNT", default.event_count),

@@ -37,6 +37,7 @@ def test_settings_read_every_variable() -> None:
         "COLDFRAME_SANDBOX_SPOOL_BYTES": "14",
         "COLDFRAME_EXPIRED_IDS": "15",
         "COLDFRAME_QUARANTINE_S": "0",
+        "COLDFRAME_RETURN_S": "2.5",
         "COLDFRAME_ENDED_COUNT": "16",
         "COLDFRAME_OWNER_WINDOW_BYTES": "17",
     }
@@ -64,7 +65,7 @@ def test_settings_read_every_variable() -> None:
         0.0,
         16,
     )
-    assert settings == NodeSettings(*known, owner_window_bytes=17)
+    assert settings == NodeSettings(*known, owner_window_bytes=17, return_s=2.5)
 
 
 @pytest.mark.parametrize(
