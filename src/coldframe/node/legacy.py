@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from coldframe.node.life import Sandbox
 from coldframe.protocol import wire
 from coldframe.protocol.models import ExecRequest, SandboxSpec, SandboxState
-from coldframe.runtimes.outliving import FoundExec, FoundSandbox, Outlives
+from coldframe.runtimes.outliving import FoundExec, FoundSandbox, Keeps
 
 if TYPE_CHECKING:
     from coldframe.node.session import Session
@@ -45,10 +45,10 @@ _CHANGED = ("cwd", "user", "spool_bytes")
 
 
 class Legacy:
-    """See `Notes`. `runtime` is set once there is one that keeps them."""
+    """See `Notes`. `keeps` is set where there is a runtime that keeps them."""
 
     def __init__(self) -> None:
-        self.runtime: Outlives | None = None
+        self.keeps: Keeps | None = None
         self.find: Callable[[str], Sandbox]
         """Gives a sandbox that is known by its id."""
         self.on_dropped: Callable[[str], None]
@@ -86,26 +86,26 @@ class Legacy:
 
     def note(self, sandbox: Sandbox) -> None:
         """Its record has changed."""
-        if self.runtime is not None:
-            self.runtime.note_sandbox(sandbox.id)
+        if self.keeps is not None:
+            self.keeps.note_sandbox(sandbox.id)
 
     def note_session(self, session: Session) -> None:
         """What is to be kept of it has changed: it goes with its shell."""
-        if self.runtime is not None:
-            self.runtime.note_exec(session.id, _json(session.noted()))
+        if self.keeps is not None:
+            self.keeps.note_exec(session.id, _json(session.noted()))
 
     def drop_sandbox(self, sandbox: Sandbox) -> None:
         """It is known no more."""
-        if self.runtime is None:
+        if self.keeps is None:
             return
         if sandbox.operation_id is not None:
             self.on_dropped(sandbox.operation_id)
-        self.runtime.drop_sandbox(sandbox.id)
+        self.keeps.drop_sandbox(sandbox.id)
 
     def drop_exec(self, operation_id: str) -> None:
         """It is known no more, or may be asked for again."""
-        if self.runtime is not None:
-            self.runtime.drop_exec(operation_id)
+        if self.keeps is not None:
+            self.keeps.drop_exec(operation_id)
 
 
 def _json(told: dict[str, object]) -> bytes:

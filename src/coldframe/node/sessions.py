@@ -146,7 +146,7 @@ class Sessions:
         operation = ExecOperation(request.operation_id, sandbox, request)
         self._execs.hold(operation)
         before = session.last
-        if before is not None and self._legacy.runtime is not None:
+        if before is not None and self._legacy.keeps is not None:
             self._operations.refuse(before.operation.id)  # in the next process; here it is known
         self._undertake(session, operation, SessionCommand(session, operation))
         return operation

@@ -34,6 +34,8 @@ class Works:
     runtime: Runtime
     images: ImageResolver
     stores: ExitStack
+    outlives: Outlives | None
+    """The runtime, where what it holds does not end with this process."""
     expired: ExpiredIds
     operations: Operations
     execs: Execs
@@ -60,12 +62,12 @@ class Works:
 
     async def leave(self) -> int | None:
         """End nothing; return the lock that says that a process serves the node. See `Node`."""
-        if self.legacy.runtime is None or self.idle:
+        if self.outlives is None or self.idle:
             await self.close()
             return None
         self.sandboxes.leave()
         try:
-            await self.legacy.runtime.leave()
+            await self.outlives.leave()
         finally:
             self._close_stores()
             daemon = self.home.leave()
@@ -128,23 +130,25 @@ async def _start(
     legacy = Legacy()
     with _held(home, left=left), ExitStack() as undo:
         runtime, images = assemble(settings, home.node_id, *given, undo)
-        if outlive and isinstance(runtime, Outlives):
-            runtime.outlive(legacy, None if left else home.lock, settings.grace_s)
-            legacy.runtime = runtime
+        outlives = runtime if outlive and isinstance(runtime, Outlives) else None
+        if outlives is not None:
+            lock = None if left else home.lock
+            legacy.keeps = outlives.outlive(legacy, lock, settings.grace_s)
         elif left:
             raise NothingFoundError
         await runtime.start()
         stores = undo.pop_all()
-    found = Found() if legacy.runtime is None else legacy.runtime.found
-    if left and legacy.runtime is not None:
-        home.go_on(legacy.runtime.lock())
+    found = Found() if outlives is None else outlives.found
+    if left and outlives is not None:
+        home.go_on(outlives.lock())
     expired = home.open_expired(settings.expired_ids)
     operations = Operations(settings, expired, legacy)
     execs = Execs(settings, operations)
     sandboxes = Sandboxes(settings, home.node_id, runtime, execs, home.counts, legacy=legacy)
     sessions = Sessions(sandboxes.register.find, execs, operations, legacy)
     works = Works(
-        home, legacy, runtime, images, stores, expired, operations, execs, sandboxes, sessions
+        *(home, legacy, runtime, images, stores, outlives),
+        *(expired, operations, execs, sandboxes, sessions),
     )
     works.go_on(found)
     return works

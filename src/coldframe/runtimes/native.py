@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,7 @@ from coldframe.host.blanks import Blanks
 from coldframe.host.egress.resolver import Resolve
 from coldframe.host.outcome import Undertaking
 from coldframe.host.patience import wait_while_any_end
-from coldframe.host.spawner import (
-    SandboxGone,
-    Spawner,
-    SpawnerConfig,
-)
-from coldframe.host.storage import Storage
+from coldframe.host.spawner import SandboxGone
 from coldframe.host.wire import VERSION
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
@@ -41,8 +36,7 @@ from coldframe.runtimes.native_maker import Maker
 from coldframe.runtimes.native_resume import Resumption
 from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
 from coldframe.runtimes.native_spawners import Spawners
-from coldframe.runtimes.native_takeover import Left
-from coldframe.runtimes.outliving import Found, Notes, NothingFoundError
+from coldframe.runtimes.outliving import Found, Keeps, Notes
 
 _LEAK_GRACE_S = 3.0
 _LEAK_POLL_S = 0.02
@@ -91,16 +85,11 @@ class NativeRuntime:
         self._workers, self._binary = workers, binary
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._making: set[asyncio.Future[Any]] = set()
-        self._refilling = False
-        self._spawners = Spawners(
-            workers,
-            lambda count: self._new_spawner(count, self._ground.cgroups.paths),
-            self._keep_node,
-        )
+        """Creates, and what goes on behind them: to be waited for at the end."""
+        self._refilling: asyncio.Future[None] | None = None
+        self._spawners: Spawners
         self._blanks: Blanks
         self._maker: Maker
-        self._node_lock: int | None = None
-        """The node's, which is not ours to close; see `Outlives`."""
         self._keeping: Keeping | None = None
         self.found = Found()
         """See `Outlives.found`."""
@@ -121,40 +110,6 @@ class NativeRuntime:
         """The node that its sandboxes' ids name."""
         return self._ground.node_id
 
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Where `inject` can make a create fail."""
-        return self._spawners.newest.steps
-
-    @property
-    def inject(self) -> str | None:
-        """The step of `steps` at which the next create fails; tests only."""
-        return self._maker.inject
-
-    @inject.setter
-    def inject(self, step: str | None) -> None:
-        self._maker.inject = step
-
-    @property
-    def storage(self) -> Storage:
-        """Where its uppers live."""
-        return self._ground.storage
-
-    @property
-    def id_ranges(self) -> frozenset[int]:
-        """First host ids of all ranges that are this node's to give out."""
-        return self._ground.ids.all
-
-    def lock(self) -> int:
-        """See `Outlives.lock`."""
-        assert self._node_lock is not None
-        return self._node_lock
-
-    @property
-    def spawner(self) -> Spawner:
-        """The spawner that was started last."""
-        return self._spawners.newest
-
     # --- start, close -----------------------------------------------------------------
 
     async def start(self) -> None:
@@ -164,9 +119,17 @@ class NativeRuntime:
         if os.geteuid() != 0:
             raise CapabilityError("the native runtime needs root: run it with `sudo`")
         await asyncio.to_thread(gc.reap_dead_nodes, self._ground.home)
-        going_on = self._keeping is not None and self._node_lock is None
+        going_on = self._keeping is not None and self._keeping.lock is None
+        self._spawners = Spawners(
+            self._ground,
+            self._workers,
+            self._binary,
+            self._keeping,
+            gone=self._sandbox_gone,
+            lost=self._worker_lost,
+        )
         try:
-            await self._begin(await self._find() if going_on else None)
+            await self._begin()
         except BaseException:
             if going_on:
                 # What is there is another's again: nothing of it may be taken down.
@@ -181,101 +144,42 @@ class NativeRuntime:
         self._refill_spares()
         self._blanks.create_noted()
 
-    async def _begin(self, left: Left | None) -> None:
-        ground, keeping = self._ground, self._keeping
-        await ground.take(left, locked=self._node_lock is not None)
+    async def _begin(self) -> None:
+        ground, keeping, spawners = self._ground, self._keeping, self._spawners
+        left = None
+        if keeping is not None and keeping.lock is None:
+            left = await spawners.take_over()
+            keeping.lock = left.lock
+        await ground.take(left, locked=keeping is not None)
         self._blanks = Blanks(
             ground.node_id,
             ground.ids,
-            self._spawners.idle,
+            spawners.idle,
             ground.reap_cgroups,
             self._workers * _BLANKS_PER_WORKER,
         )
-        self._maker = Maker(ground, self._spawners, self._blanks, keeping)
+        self._maker = Maker(ground, spawners, self._blanks, keeping)
         if keeping is not None:
             keeping.storage = ground.storage
-            ground.ids.on_block = self._keep_block
-        if left is None:
-            await self._spawners.start()
+            ground.ids.on_block = spawners.keep_block
+        if left is None or keeping is None:
+            await spawners.start()
             return
-        assert keeping is not None
-        spawner = self._spawners.newest
-        resumption = Resumption(spawner, ground, self._maker, keeping, self._enter)
+        resumption = Resumption(spawners.newest, ground, self._maker, keeping, self._enter)
         self.found = await resumption.go_on(left)
-        self._keep_node(spawner)
-
-    def _new_spawner(self, workers: int, cgroups: Mapping[str, Path]) -> Spawner:
-        keeping = self._keeping
-        config = SpawnerConfig(
-            self._ground.node_id,
-            self._ground.layers,
-            self._ground.spool,
-            cgroups,
-            workers=workers,
-            sockets=None if keeping is None else self._ground.workers,
-            grace_s=0.0 if keeping is None else keeping.grace_s,
-            binary=self._binary,
-        )
-        return Spawner(config, gone=self._sandbox_gone, lost=self._worker_lost)
-
-    def _keep_node(self, spawner: Spawner) -> None:
-        if self._keeping is not None:
-            self._keeping.keep_node(
-                spawner,
-                self.lock(),
-                self._ground.cgroups,
-                self._ground.ids,
-                spawner.program_sha256,
-            )
-
-    def _keep_block(self, number: int, lock: int) -> None:
-        if self._keeping is not None:
-            for spawner in self._spawners:
-                self._keeping.keep_block(spawner, number, lock)
+        spawners.keep_node(spawners.newest)
 
     # --- outliving this process -------------------------------------------------------
 
-    def outlive(self, notes: Notes, lock: int | None, grace_s: float) -> None:
+    def outlive(self, notes: Notes, lock: int | None, grace_s: float) -> Keeps:
         """See `Outlives.outlive`."""
-        self._keeping = Keeping(notes, grace_s)
-        self._node_lock = lock
+        self._keeping = Keeping(notes, lock, grace_s)
+        return self._keeping
 
-    async def _find(self) -> Left:
-        """Reach the workers that another process has left. Raises as `Outlives.outlive` says."""
-        spawner = self._new_spawner(0, {})
-        complete = await native_takeover.connect(self._ground.workers, spawner)
-        try:
-            left = await native_takeover.look(spawner, complete=complete)
-        except NothingFoundError:
-            await spawner.close()  # they were only just being started
-            raise
-        except BaseException:
-            await spawner.leave()
-            raise
-        self._spawners.adopt(spawner)
-        self._node_lock = left.lock
-        spawner.program_sha256 = left.program
-        return left
-
-    def note_sandbox(self, sandbox_id: str) -> None:
-        """See `Outlives.note_sandbox`."""
-        if self._keeping is not None:
-            self._keeping.note_sandbox(sandbox_id)
-
-    def note_exec(self, operation_id: str, more: bytes) -> None:
-        """See `Outlives.note_exec`."""
-        if self._keeping is not None:
-            self._keeping.note_exec(operation_id, more)
-
-    def drop_sandbox(self, sandbox_id: str) -> None:
-        """See `Outlives.drop_sandbox`."""
-        if self._keeping is not None:
-            self._keeping.drop_sandbox(sandbox_id)
-
-    def drop_exec(self, operation_id: str) -> None:
-        """See `Outlives.drop_exec`."""
-        if self._keeping is not None:
-            self._keeping.drop_exec(operation_id)
+    def lock(self) -> int:
+        """See `Outlives.lock`."""
+        assert self._keeping is not None and self._keeping.lock is not None
+        return self._keeping.lock
 
     async def leave(self) -> None:
         """See `Outlives.leave`."""
@@ -359,16 +263,17 @@ class NativeRuntime:
             raise InvalidRequestError(f"sandbox {sandbox_id!r} exists")
         self._maker.require_limits(spec, image)
         making = Undertaking(self._create(sandbox_id, spec, image))
-        self._making.add(making.task)
-        making.task.add_done_callback(self._making.discard)
+        self._await_at_end(making.task)
         try:
             return await making
         except asyncio.CancelledError:
             # It cannot be stopped halfway: end it as soon as it is there.
-            ending = asyncio.ensure_future(_end_unwanted(making))
-            self._making.add(ending)
-            ending.add_done_callback(self._making.discard)
+            self._await_at_end(asyncio.ensure_future(_end_unwanted(making)))
             raise
+
+    def _await_at_end(self, making: asyncio.Future[Any]) -> None:
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
 
     async def _create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
         sandbox = self._enter(spec, await self._maker.make(sandbox_id, spec, image))
@@ -388,16 +293,11 @@ class NativeRuntime:
         return sandbox
 
     def _refill_spares(self) -> None:
-        if self._refilling or not self._open or not self._ground.storage.low:
-            return
-        self._refilling = True
-        refilling = asyncio.ensure_future(self._ground.in_thread(self._ground.storage.refill))
-        self._making.add(refilling)
-        refilling.add_done_callback(self._refilled)
-
-    def _refilled(self, refilling: asyncio.Future[None]) -> None:
-        self._refilling = False
-        self._making.discard(refilling)
+        idle = self._refilling is None or self._refilling.done()
+        if idle and self._open and self._ground.storage.low:
+            refill = self._ground.in_thread(self._ground.storage.refill)
+            self._refilling = asyncio.ensure_future(refill)
+            self._await_at_end(self._refilling)
 
     # --- end --------------------------------------------------------------------------
 

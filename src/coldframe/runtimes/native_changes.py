@@ -45,22 +45,6 @@ State = tuple[bytes, ...]
 """Kind, mode and owner, then a digest of the content or a link's target."""
 
 
-def changes_of(upper: int, layers: Sequence[Path], patience: Patience) -> dict[bytes, State | None]:
-    """Return the state of every path that differs from the layers (top first); None: removed.
-
-    Paths are absolute. For trees that are not hostile: all paths are held at once.
-    `upper` is a descriptor of the upper directory, not taken over. Raises as `digest_changes`.
-    """
-
-    def look(one: _Look) -> dict[bytes, State | None]:
-        return {
-            b"/" + b"/".join((*one.image.names, name) if name else ()): state
-            for name, state in one.changes()
-        }
-
-    return at_rest(layers, lambda image: look(_Look(upper, image, patience)))
-
-
 def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed: bytes) -> str:
     """Return a digest of the seed and of all that differs from the layers (top first).
 
@@ -72,11 +56,12 @@ def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed:
         FileError: it kept changing, or cannot be read.
     """
 
-    def look(one: _Look) -> str:
+    def look(image: ImageBelow) -> str:
+        one = Look(upper, image, patience)
         whole = hashlib.sha256(seed)
         told = 0  # how many names of the way to here have been fed
         for name, state in one.changes():
-            way = one.image.names
+            way = image.names
             told = min(told, one.lowest)
             one.lowest = len(way)
             for depth in range(told, len(way)):
@@ -85,7 +70,7 @@ def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed:
             _feed(whole, (b"at", b"%d" % told, name, *(state or (b"removed",))))
         return whole.hexdigest()
 
-    return at_rest(layers, lambda image: look(_Look(upper, image, patience)))
+    return at_rest(layers, look)
 
 
 def at_rest(layers: Sequence[Path], look: Callable[[ImageBelow], T]) -> T:
@@ -104,10 +89,11 @@ def _feed(whole: hashlib._Hash, fields: tuple[bytes, ...]) -> None:
     whole.update(b"".join(b"%d:%s" % (len(field), field) for field in fields) + b"\n")
 
 
-class _Look:
+class Look:
     """One pass over an upper."""
 
     def __init__(self, upper: int, image: ImageBelow, patience: Patience) -> None:
+        """`upper` is a descriptor of its directory, not taken over; `image` lies below it."""
         self._upper, self.image, self._patience = upper, image, patience
         self._left = MOST_BYTES
         self.lowest = 0

@@ -78,11 +78,12 @@ class ExecNote:
 
 
 class Keeping:
-    """The notes of one runtime; belongs to its event loop."""
+    """See `Keeps`. The notes of one runtime; belongs to its event loop."""
 
-    def __init__(self, notes: Notes, grace_s: float) -> None:
+    def __init__(self, notes: Notes, lock: int | None, grace_s: float) -> None:
+        """See `Outlives.outlive`."""
         self._notes = notes
-        self.grace_s = grace_s
+        self.lock, self.grace_s = lock, grace_s
         self._sandboxes: dict[str, _Record] = {}
         self._execs: dict[str, tuple[Worker, int]] = {}
         """Of each command: who keeps something with it, and its number there."""
@@ -93,18 +94,17 @@ class Keeping:
 
     # --- the node ---------------------------------------------------------------------
 
-    def keep_node(
-        self, spawner: Spawner, lock: int, cgroups: NodeCgroups, ids: IdRanges, program: str
-    ) -> None:
+    def keep_node(self, spawner: Spawner, cgroups: NodeCgroups, ids: IdRanges) -> None:
         """Let the workers of a spawner hold what all sandboxes need."""
+        assert self.lock is not None
         told = {
             "cgroups": {name: str(path) for name, path in cgroups.paths.items()},
             "limits": sorted(cgroups.limits),
             "storage": self.storage.name,
             "fallback": self.storage.fallback_from,
-            "program": program,
+            "program": spawner.program_sha256,
         }
-        held = (lock, *self.storage.kept())
+        held = (self.lock, *self.storage.kept())
         spawner.keep(NODE, Keep(json.dumps(told).encode(), held))
         for number, fd in ids.blocks.items():
             self.keep_block(spawner, number, fd)

@@ -112,11 +112,6 @@ class NativeSandbox:
         """See `SandboxHandle.files`."""
         return self.parts.files
 
-    @property
-    def known_execs(self) -> int:
-        """How many commands it keeps in mind: those that run, or left something running."""
-        return len(self._execs)
-
     # --- exec -------------------------------------------------------------------------
 
     async def start_exec(self, request: ExecRequest, operation_id: str) -> NativeExec:

@@ -50,7 +50,7 @@ class FoundExec:
     ended_at: float | None
     """Unix seconds; None: it runs."""
     more: bytes | None
-    """What was last noted besides, by `Outlives.note_exec`."""
+    """What was last noted besides, by `Keeps.note_exec`."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,27 @@ class NothingFoundError(Exception):
     """Nothing of the process that was here before is left to go on with."""
 
 
+class Keeps(Protocol):
+    """What a runtime keeps for the process that comes after this one, as the node tells it."""
+
+    def note_sandbox(self, sandbox_id: str) -> None:
+        """Ask for its note anew, also when it has ended."""
+
+    def note_exec(self, operation_id: str, more: bytes) -> None:
+        """Keep this, too, with a command that has been started; it replaces what was before."""
+
+    def drop_sandbox(self, sandbox_id: str) -> None:
+        """Keep nothing of an ended sandbox any more."""
+
+    def drop_exec(self, operation_id: str) -> None:
+        """Keep nothing of an ended command any more."""
+
+
 @runtime_checkable
 class Outlives(Protocol):
     """What a `Runtime` may offer besides: its sandboxes and commands outlive this process."""
 
-    def outlive(self, notes: Notes, lock: int | None, grace_s: float) -> None:
+    def outlive(self, notes: Notes, lock: int | None, grace_s: float) -> Keeps:
         """Called before `start`: from now on nothing ends with this process.
 
         Args:
@@ -87,18 +103,6 @@ class Outlives(Protocol):
     @property
     def found(self) -> Found:
         """What was found by `start`."""
-
-    def note_sandbox(self, sandbox_id: str) -> None:
-        """Ask for its note anew, also when it has ended."""
-
-    def note_exec(self, operation_id: str, more: bytes) -> None:
-        """Keep this, too, with a command that has been started; it replaces what was before."""
-
-    def drop_sandbox(self, sandbox_id: str) -> None:
-        """Keep nothing of an ended sandbox any more."""
-
-    def drop_exec(self, operation_id: str) -> None:
-        """Keep nothing of an ended command any more."""
 
     async def leave(self) -> None:
         """Close, and end nothing."""

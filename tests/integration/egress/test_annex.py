@@ -23,7 +23,15 @@ from coldframe.protocol.ids import new_operation_id, new_sandbox_id
 from coldframe.protocol.models import ExecRequest, SandboxSpec
 from coldframe.protocol.network import EgressDecision, EgressKind, NetworkPolicy
 from coldframe.runtimes.base import RunningExec
-from tests.fixtures.egress import OTHER, WEB, Fenced, Internet, MakeFenced, fenced_runtime
+from tests.fixtures.egress import (
+    OTHER,
+    WEB,
+    Fenced,
+    Internet,
+    MakeFenced,
+    fenced_runtime,
+    open_flows,
+)
 from tests.fixtures.runtime import require_root
 from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import SWAP, TALK
@@ -87,10 +95,10 @@ async def test_new_policy_cuts_what_it_does_not_allow_before_it_is_in_force(
     running = await hold(box, WEB, OTHER)
     gateway = box.sandbox.parts.egress._gateway
     assert gateway is not None
-    assert gateway.desk.open_flows == 2
+    assert open_flows(gateway.desk) == 2
 
     await box.set(OTHER)
-    assert gateway.desk.open_flows == 1
+    assert open_flows(gateway.desk) == 1
     await running.write_stdin(b"\n")
 
     lines = (await running.wait()).stdout.decode().splitlines()
@@ -158,7 +166,7 @@ async def test_connections_on_their_way_to_a_process_that_dies_are_carried_all_t
     assert gateway is not None
     with servers.echo_process(WEB, 77):
         running = await box.sandbox.start_exec(request, new_operation_id())
-        await until(lambda: gateway.desk.open_flows == 1001)
+        await until(lambda: open_flows(gateway.desk) == 1001)
         os.kill(pid, signal.SIGKILL)
         result = await running.wait()
     await held.write_stdin(b"\n")
@@ -275,4 +283,4 @@ async def test_connection_that_is_cut_as_it_comes_leaves_nothing() -> None:
     with ours:
         desk_.serve(EgressKind.TCP, theirs, never)
         await desk_.close()
-        assert (near.taken, desk_.open_flows, theirs.fileno()) == (0, 0, -1)
+        assert (near.taken, open_flows(desk_), theirs.fileno()) == (0, 0, -1)

@@ -7,7 +7,7 @@ import ssl
 from typing import Any
 
 from coldframe.protocol.network import Credential
-from tests.fixtures.egress import WEB, Internet, MakeFenced, hello
+from tests.fixtures.egress import WEB, Internet, MakeFenced, hello, open_flows
 from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK
 
@@ -77,7 +77,7 @@ async def test_bytes_of_every_kind_break_nothing(
     for seed in ("1", "2", "3"):
         assert await box.python(FUZZ, seed, "400", deadline_s=60.0) == "done\n"
 
-    await until(lambda: gateway.desk.open_flows == 0)
+    await until(lambda: open_flows(gateway.desk) == 0)
     assert await box.python(TALK, "web.example", "7", b"x".hex()) == "hello\nx"
     ours = [one for one in unmeant if "egress" in str(one.get("future") or one.get("exception"))]
     assert ours == []

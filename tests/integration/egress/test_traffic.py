@@ -15,7 +15,7 @@ from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest
 from coldframe.protocol.network import EgressDecision
 from coldframe.runtimes.base import RunningExec
-from tests.fixtures.egress import OTHER, WEB, Internet, MakeFenced
+from tests.fixtures.egress import OTHER, WEB, Internet, MakeFenced, open_flows
 from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import SWAP, TALK
 
@@ -122,13 +122,13 @@ print(cut)
         running = await box.sandbox.start_exec(request, new_operation_id())
         said = await line(running)
         assert said == b"%d\n" % TEN_THOUSAND, (await running.wait()).stderr
-        assert gateway.desk.open_flows == TEN_THOUSAND
+        assert open_flows(gateway.desk) == TEN_THOUSAND
         await box.set(OTHER)
         await running.write_stdin(b"\n")
         result = await running.wait()
 
     assert result.stdout == said + b"%d\n" % TEN_THOUSAND
-    await until(lambda: gateway.desk.open_flows == 0)
+    await until(lambda: open_flows(gateway.desk) == 0)
     ends = box.events(decision=EgressDecision.CUT)
     assert {(event.bytes_out, event.bytes_in) for event in ends} == {(1, 1)}
 
@@ -269,7 +269,7 @@ links = []
 for _ in range(int(sys.argv[1])): print(reach())
 """
     many = (await box.python(script, "4")).split("\n")
-    await until(lambda: gateway.desk.open_flows == 0)
+    await until(lambda: open_flows(gateway.desk) == 0)
     few = (await box.python(script, "3")).split("\n")
 
     assert many[:4] == [*["b'hello\\n'"] * 3, "ConnectionResetError"]

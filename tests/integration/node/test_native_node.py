@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from coldframe.host import census
-from coldframe.host.patience import Patience
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.node import fingerprints
@@ -30,8 +29,9 @@ from coldframe.protocol.models import (
     SandboxState,
 )
 from coldframe.runtimes.native import NativeRuntime
-from coldframe.runtimes.native_changes import State, changes_of
+from coldframe.runtimes.native_changes import State
 from coldframe.runtimes.native_sandbox import NativeSandbox
+from tests.fixtures.runtime import changes_of, fail_at, spawner_of
 from tests.fixtures.waiting import until_asked
 from tests.integration.node.conftest import DEEP, peak_rss_bytes
 
@@ -115,7 +115,7 @@ async def test_spawner_killed_amid_execs_leaves_nothing(
     await asyncio.sleep(0.05)
     assert isinstance(native_node.runtime, NativeRuntime)
 
-    for pid in native_node.runtime.spawner.pids:
+    for pid in spawner_of(native_node.runtime).pids:
         os.kill(pid, signal.SIGKILL)
     outcomes = await asyncio.gather(*running, return_exceptions=True)
 
@@ -181,13 +181,13 @@ async def test_create_that_fails_at_any_step_leaves_nothing(
     """The ledger says failed, and the kernel has nothing of it."""
     runtime = native_node.runtime
     assert isinstance(runtime, NativeRuntime)
-    for step in runtime.steps:
-        runtime.inject = step
+    for step in spawner_of(runtime).steps:
+        fail_at(runtime, step)
         with pytest.raises(ColdframeError):
             await native_node.create_sandbox(spec)
 
     ledger = await native_node.ledger()
-    assert ledger.failed == len(runtime.steps) > 3
+    assert ledger.failed == len(spawner_of(runtime).steps) > 3
     assert ledger.balanced, ledger
 
 
@@ -228,7 +228,7 @@ async def test_fingerprint_on_native_tells_states_not_histories(
 def looked_at(handle: NativeSandbox) -> dict[bytes, State | None]:
     """What differs from the image."""
     with handle.open_upper() as upper:
-        return changes_of(upper, handle.parts.layers, Patience(60))
+        return changes_of(upper, handle.parts.layers, 60)
 
 
 async def test_changes_list_what_differs_from_the_image(
@@ -365,7 +365,7 @@ def spools_on_disk(node: Node) -> int:
     """Bytes that the files of the node's spool take, whoever holds them; none has a name."""
     assert isinstance(node.runtime, NativeRuntime)
     found: dict[int, int] = {}
-    for pid in (os.getpid(), *(pid for one in node.runtime._spawners for pid in one.pids)):
+    for pid in (os.getpid(), *node.runtime._spawners.pids):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if f"/nodes/{node.id}/spool/" in str(fd.readlink()):

@@ -23,7 +23,7 @@ from coldframe.protocol.ids import new_sandbox_id
 from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes.native import NativeRuntime
 from coldframe.runtimes.native_sandbox import NativeSandbox
-from tests.fixtures.runtime import native_runtime_in, run
+from tests.fixtures.runtime import native_runtime_in, run, spawner_of
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.root
@@ -119,7 +119,7 @@ async def test_create_whose_blank_is_dead_makes_all_at_once(
     pids = _pids(stocked)
     offered = stocked.offer_id()
     assert offered is not None
-    with _stopped(stocked.spawner.pids):
+    with _stopped(spawner_of(stocked).pids):
         os.kill(pids[offered], signal.SIGKILL)
         creating = asyncio.ensure_future(_create(stocked, busybox_image, offered))
         await asyncio.sleep(0.01)
@@ -135,7 +135,7 @@ async def test_blank_whose_worker_was_killed_is_given_back(
 ) -> None:
     """One that was offered too: its id stays good."""
     offered = stocked.offer_id()
-    for pid in stocked.spawner.pids:
+    for pid in spawner_of(stocked).pids:
         os.kill(pid, signal.SIGKILL)
     sandbox = await _create(stocked, busybox_image, offered)
 
@@ -201,7 +201,7 @@ async def main():
     await runtime.start()
     while runtime._blanks.ready < 4:
         await asyncio.sleep(0.005)
-    print(*runtime.spawner.pids, flush=True)
+    print(*runtime._spawners.pids, flush=True)
     await asyncio.sleep(1000)
 
 asyncio.run(main())

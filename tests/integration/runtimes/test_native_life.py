@@ -36,10 +36,13 @@ from coldframe.protocol.models import ExecRequest, Reason, SandboxSpec
 from coldframe.runtimes.native import NativeRuntime
 from tests.fixtures.runtime import (
     MakeSandbox,
+    fail_at,
+    ground_of,
     native_runtime_in,
     open_descriptors,
     require_root,
     run,
+    spawner_of,
 )
 from tests.fixtures.waiting import wait_until
 
@@ -69,12 +72,12 @@ async def test_create_that_fails_at_any_step_leaves_nothing(
 ) -> None:
     """What a failed create leaves behind is found by nobody, a thousand times a day."""
     await (await make_sandbox()).destroy()
-    assert len(native_runtime.steps) > 5
+    assert len(spawner_of(native_runtime).steps) > 5
     spec = SandboxSpec(image="busybox")
     before = open_descriptors()
 
-    for step in native_runtime.steps:
-        native_runtime.inject = step
+    for step in spawner_of(native_runtime).steps:
+        fail_at(native_runtime, step)
         with pytest.raises(CreateError, match="was not made"):
             await native_runtime.create(new_sandbox_id(native_runtime.node_id), spec, busybox_image)
         assert await native_runtime.leaks(()) == (), step
@@ -292,7 +295,7 @@ async def test_killed_worker_takes_its_sandboxes_and_is_replaced(
     short = ExecRequest(command="true")
     busy = [await one.start_exec(short, new_operation_id()) for one in sandboxes for _ in range(34)]
 
-    victims = list(native_runtime.spawner.pids)
+    victims = list(spawner_of(native_runtime).pids)
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     gone = await asyncio.wait_for(asyncio.gather(*(one.gone for one in sandboxes)), 20)
@@ -315,7 +318,7 @@ async def test_killed_worker_takes_its_sandboxes_and_is_replaced(
 
     sandbox = await make_sandbox()
     assert (await run(sandbox, "echo again")).stdout == b"again\n"
-    assert not set(native_runtime.spawner.pids) & set(victims)
+    assert not set(spawner_of(native_runtime).pids) & set(victims)
 
 
 async def test_close_ends_though_workers_answer_no_more(
@@ -330,7 +333,7 @@ async def test_close_ends_though_workers_answer_no_more(
     runtime.end_patience_s = 1.0
     infos = [await node.create_sandbox(SandboxSpec(image=busybox_image.name)) for _ in range(4)]
     await node.start_exec(infos[0].id, ExecRequest(command="sleep 1000"))
-    stopped = runtime.spawner.pids[0]
+    stopped = spawner_of(runtime).pids[0]
     os.kill(stopped, signal.SIGSTOP)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -351,7 +354,7 @@ async def test_worker_killed_during_creates_leaves_nothing(
     for _ in range(3):
         creating = [asyncio.ensure_future(make_sandbox()) for _ in range(20)]
         await asyncio.wait(creating, return_when=asyncio.FIRST_COMPLETED)
-        for pid in native_runtime.spawner.pids:
+        for pid in spawner_of(native_runtime).pids:
             os.kill(pid, signal.SIGKILL)
         outcomes = await asyncio.gather(*creating, return_exceptions=True)
         failures = [one for one in outcomes if isinstance(one, BaseException)]
@@ -424,14 +427,14 @@ async def test_leaked_directory_and_upper_are_found(watched: NativeRuntime, tmp_
     (state / "stray").rmdir()
 
     stray = new_sandbox_id(watched.node_id)
-    os.close(watched.storage.make(stray, None))
+    os.close(ground_of(watched).storage.make(stray, None))
     assert await watched.leaks(()) == (f"upper {stray}",)
-    await watched.storage.remove(stray, watched.spawner.remove_tree)
+    await ground_of(watched).storage.remove(stray, spawner_of(watched).remove_tree)
 
 
 async def test_leaked_process_outside_every_cgroup_is_found(watched: NativeRuntime) -> None:
     """By the user namespace it lives in, wherever it has got to."""
-    id_base = max(watched.id_ranges)  # nobody's yet
+    id_base = max(ground_of(watched).ids.all)  # nobody's yet
     script = (
         "import os,sys,ctypes; ctypes.CDLL(None).unshare(0x10000000); print('up',flush=True);"
         "sys.stdin.read()"
@@ -529,10 +532,10 @@ async def test_pidfd_kept_by_us_after_destroy_does_not_end_the_worker(
     native_runtime: NativeRuntime, busybox_image: Image
 ) -> None:
     """The worker watches the same open file; a watch that outlives its sandbox crashed it."""
-    spawner = native_runtime.spawner
+    spawner = spawner_of(native_runtime)
     for number in range(10):
         sandbox_id = new_sandbox_id(native_runtime.node_id)
-        upper = native_runtime.storage.make(sandbox_id, None)
+        upper = ground_of(native_runtime).storage.make(sandbox_id, None)
         layers = [f"{layer}/root" for layer in busybox_image.layers]
         made = await spawner.create(
             CreateSpec(sandbox_id, layers, FIRST_ID + number * 65536, "kept", upper=upper)
@@ -545,6 +548,6 @@ async def test_pidfd_kept_by_us_after_destroy_does_not_end_the_worker(
         finally:
             os.close(made.root_fd)
             os.close(made.pidfd)
-        await native_runtime.storage.remove(sandbox_id, spawner.remove_tree)
+        await ground_of(native_runtime).storage.remove(sandbox_id, spawner.remove_tree)
 
     assert len(spawner.pids) == 2

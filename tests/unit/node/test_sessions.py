@@ -146,7 +146,7 @@ async def test_session_command_notes_its_own_session_alone(
     await sessions.exec(large.id, SessionExecRequest(command="true " + "x" * 100_000))
     outliving = _FakeOutliving()
     with monkeypatch.context() as patch:
-        patch.setattr(node._works.legacy, "runtime", outliving)
+        patch.setattr(node._works.legacy, "keeps", outliving)
         await sessions.exec(one.id, SessionExecRequest(command="true"))
     assert [session_id for session_id, _ in outliving.noted] == [one.id, one.id]
     assert all(len(note) < 4096 for _, note in outliving.noted)

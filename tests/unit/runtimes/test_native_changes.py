@@ -11,7 +11,8 @@ from coldframe.host.patience import Patience
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.protocol.errors import FileTooLargeError, NotKnownError
 from coldframe.runtimes import native_changes
-from coldframe.runtimes.native_changes import State, changes_of, digest_changes
+from coldframe.runtimes.native_changes import State, digest_changes
+from tests.fixtures.runtime import changes_of
 
 
 def chain(root: Path, depth: int, content: dict[int, str], others: str = "same") -> None:
@@ -24,10 +25,10 @@ def chain(root: Path, depth: int, content: dict[int, str], others: str = "same")
         at.mkdir()
 
 
-def changes(upper: Path, *layers: Path, limit_s: float = 60) -> dict[bytes, State | None]:
+def changes(upper: Path, *layers: Path) -> dict[bytes, State | None]:
     fd = os.open(upper, DIRECTORY)
     try:
-        return changes_of(fd, layers, Patience(limit_s))
+        return changes_of(fd, layers, 60)
     finally:
         os.close(fd)
 

@@ -86,11 +86,6 @@ class Desk:
             self._authority = Authority()
         return self._authority
 
-    @property
-    def open_flows(self) -> int:
-        """How many connections there are."""
-        return len(self._flows)
-
     # --- the policy -------------------------------------------------------------------
 
     async def replace(self, engine: Engine) -> None:
