@@ -41,6 +41,7 @@ class NativeOutput:
         self._eof = [False, False]
         self._opened = False
         self._opening: Undertaking[None] | None = None
+        self._watches: list[Undertaking[None] | None] = [None, None]
         self._closed = False
 
     @property
@@ -79,7 +80,7 @@ class NativeOutput:
             elif self._eof[index] or (refreshed and not wait):
                 return self._totals[index], b"", self._eof[index]
             elif wait:
-                await self._more(index, cursor)
+                await self._more(index)
             else:
                 await self.mark()
                 refreshed = True
@@ -115,9 +116,16 @@ class NativeOutput:
             await self._note_end(error)
         return self._totals[STDOUT], self._totals[STDERR]
 
-    async def _more(self, index: int, cursor: int) -> None:
+    async def _more(self, index: int) -> None:
+        """Wait with all others that do; who gives up leaves nothing behind with the worker."""
+        watch = self._watches[index]
+        if watch is None or watch.done():
+            watch = self._watches[index] = Undertaking(self._watched(index))
+        await watch
+
+    async def _watched(self, index: int) -> None:
         seen = [_NEVER, _NEVER]
-        seen[index] = cursor
+        seen[index] = self._totals[index]
         try:
             self._note(await self._execution.watch(seen[0], seen[1]))
         except (SpawnerFault, SpawnerLostError) as error:

@@ -281,6 +281,20 @@ async def test_streaming_reads_everything_once_in_order(native_sandbox: NativeSa
     assert result.stderr == b"done\n"
 
 
+async def test_any_number_wait_for_output_and_give_up(native_sandbox: NativeSandbox) -> None:
+    """Long polls on a quiet command are given up all day; none may use up another's place."""
+    request = ExecRequest(command="read _; echo x", stdin_open=True)
+    command = await native_sandbox.start_exec(request, new_operation_id())
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(command.read("stdout", 0, MIB), 0.01)
+    reads = [asyncio.ensure_future(command.read("stdout", 0, MIB)) for _ in range(20)]
+    await command.write_stdin(b"\n")
+
+    assert {(await read).data for read in reads} == {b"x\n"}
+    assert (await command.wait()).exit_code == 0
+
+
 async def test_output_of_leftover_is_read_after_the_end(native_sandbox: NativeSandbox) -> None:
     """A server's log goes on after the command that started it."""
     request = ExecRequest(
