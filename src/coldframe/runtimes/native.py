@@ -33,8 +33,9 @@ from coldframe.runtimes import native_takeover
 from coldframe.runtimes.native_ground import Ground
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_maker import Maker
+from coldframe.runtimes.native_parts import Parts
 from coldframe.runtimes.native_resume import Resumption
-from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
+from coldframe.runtimes.native_sandbox import NativeSandbox
 from coldframe.runtimes.native_spawners import Spawners
 from coldframe.runtimes.outliving import Found, Keeps, Notes
 

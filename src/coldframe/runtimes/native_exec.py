@@ -34,8 +34,9 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
+from coldframe.runtimes.native_faults import exec_error
 from coldframe.runtimes.native_output import STDERR, STDOUT, NativeOutput, whole_window
-from coldframe.runtimes.native_request import Plan, exec_error
+from coldframe.runtimes.native_request import Plan
 
 _REASONS = {reason: Reason[reason.name] for reason in wire.Reason}
 _SCOPES = {scope: wire.Scope[scope.name] for scope in SignalScope}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from coldframe.host import guard
 from coldframe.host.cgroups import Strain, strain
@@ -28,9 +27,7 @@ from coldframe.protocol.models import (
     GuardReport,
     GuardRequest,
 )
-
-if TYPE_CHECKING:
-    from coldframe.runtimes.native_sandbox import Parts
+from coldframe.runtimes.native_parts import Parts
 
 MOST_AT_ONCE = 60
 """Of one node. The kernel gives a user 128 of what each takes two of."""

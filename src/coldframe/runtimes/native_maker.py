@@ -24,11 +24,12 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes.native_egress import NativeEgress
+from coldframe.runtimes.native_faults import create_error
 from coldframe.runtimes.native_ground import Ground
 from coldframe.runtimes.native_guard import MOST_AT_ONCE
 from coldframe.runtimes.native_keeping import Keeping
-from coldframe.runtimes.native_request import Planner, create_error
-from coldframe.runtimes.native_sandbox import Parts
+from coldframe.runtimes.native_parts import Parts
+from coldframe.runtimes.native_request import Planner
 from coldframe.runtimes.native_spawners import Spawners
 
 _HOSTNAME_LIMIT = 63

@@ -1,41 +1,23 @@
-"""Turn a request into what the spawner runs, and the spawner's faults into typed errors."""
+"""Turn a request into what the spawner runs."""
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 
 from coldframe.host.roottree import RootTree
-from coldframe.host.spawner import ExecSpec, Keep, SpawnerFault
+from coldframe.host.spawner import ExecSpec, Keep
 from coldframe.host.users import User, Users
 from coldframe.images.base import Image
 from coldframe.protocol.errors import (
-    ArgumentsTooLongError,
-    CapabilityError,
-    CapacityError,
-    ColdframeError,
-    CreateError,
     InvalidRequestError,
-    NotExecutedError,
-    ProgramNotExecutableError,
-    ProgramNotFoundError,
-    SandboxGoneError,
-    ShellNotFoundError,
-    StorageFullError,
     UserNotFoundError,
-    WorkdirNotFoundError,
 )
 from coldframe.protocol.models import Argument, ExecRequest, SandboxSpec
 from coldframe.protocol.text import encoded
 
 DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INLINE_BYTES = 64 << 10
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_OWN_LIMITS = frozenset({errno.EAGAIN, errno.ENOMEM})
-"""What a command fails to start with where the sandbox is at its limit of processes or memory."""
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EUSERS})
-_NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR})
 _Environment = tuple[dict[bytes, bytes], dict[Argument, Argument]]
 """What a command gets, and the same as its request shows it."""
 
@@ -199,71 +181,3 @@ def _readable(raw: bytes) -> Argument:
         return raw.decode()
     except UnicodeDecodeError:
         return raw
-
-
-# --- faults ---------------------------------------------------------------------------
-
-
-def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
-    """What a command that was never executed failed with."""
-    if fault.stage == "cwd":
-        shown, text = os.fsdecode(plan.cwd)[:200], os.strerror(fault.errno)
-        return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
-    if fault.errno in _OWN_LIMITS:
-        # The sandbox's own doing, or it may be: whoever fills it must not pass for a busy node.
-        return NotExecutedError(
-            "the command was not executed: the sandbox has as many processes or as much memory as "
-            f"it may ({fault}); kill some of its processes"
-        )
-    if fault.stage in {"program", "interpreter"} or fault.errno == errno.E2BIG:
-        return _program_error(fault, plan)
-    if fault.stage == "terminal" and fault.errno in _FULL:
-        return CapacityError(
-            "the command was not executed: no terminal is free; end what holds those of the sandbox"
-        )
-    if fault.stage == "launch":
-        return NotExecutedError(
-            "the command was not executed: the sandbox is so busy, or stops what starts in it, that"
-            f" it did not get there in time ({fault}); kill some of its processes"
-        )
-    return _by_errno(fault, NotExecutedError)(f"the command was not executed: {fault}")
-
-
-def _by_errno(fault: SpawnerFault, otherwise: type[ColdframeError]) -> type[ColdframeError]:
-    if fault.errno in _FULL:
-        return StorageFullError
-    if fault.errno in _EXHAUSTED:
-        return CapacityError
-    if fault.errno in {errno.ENOSYS, errno.EOPNOTSUPP}:
-        return CapabilityError
-    return SandboxGoneError if fault.stage == "sandbox" else otherwise
-
-
-def _program_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
-    number, program = fault.errno, os.fsdecode(plan.argv[0])[:200]
-    text = os.strerror(number)
-    if number == errno.E2BIG:
-        return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
-    if number in _EXHAUSTED:
-        return CapacityError(f"program {program!r} was not executed: {text}")
-    if fault.stage == "interpreter":
-        return ProgramNotExecutableError(f"the interpreter of program {program!r}: {text}")
-    if number not in _NOT_FOUND:
-        return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
-    if plan.request.command is not None:
-        return ShellNotFoundError(
-            f"the sandbox has no shell {program!r}; name another one or pass argv"
-        )
-    return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
-
-
-def question_error(fault: SpawnerFault, sandbox_id: str, what: str) -> ColdframeError:
-    """What `what` of a sandbox failed with: its end, unless there was but no room to do it."""
-    if fault.errno in _EXHAUSTED or fault.errno == errno.EBUSY:
-        return CapacityError(f"sandbox {sandbox_id!r}: {what}: {fault}")
-    return SandboxGoneError(f"sandbox {sandbox_id!r} has ended: {what}: {fault}")
-
-
-def create_error(fault: SpawnerFault, sandbox_id: str) -> ColdframeError:
-    """What a sandbox that was not made failed with. Nothing of it is left."""
-    return _by_errno(fault, CreateError)(f"sandbox {sandbox_id!r} was not made: {fault}")

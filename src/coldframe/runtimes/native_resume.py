@@ -13,8 +13,9 @@ from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_ground import Ground
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_maker import Maker
+from coldframe.runtimes.native_parts import Parts
 from coldframe.runtimes.native_request import Planner
-from coldframe.runtimes.native_sandbox import NativeSandbox, Parts
+from coldframe.runtimes.native_sandbox import NativeSandbox
 from coldframe.runtimes.native_takeover import Left, LeftExec, LeftSandbox
 from coldframe.runtimes.outliving import Found, FoundExec, FoundSandbox
 
@@ -70,11 +71,11 @@ class Resumption:
 
     def _command(self, left: LeftExec) -> FoundExec:
         sandbox = self._sandboxes.get(left.note.sandbox_id)
-        ended = _no_end if sandbox is None else sandbox.exec_ended
+        ended = _no_end if sandbox is None else sandbox.commands.ended
         running = native_takeover.go_on(left, ended)
         self._keeping.started(running.operation_id, running.execution, left.more)
         if sandbox is not None:
-            sandbox.go_on(running)
+            sandbox.commands.add(running)
         return native_takeover.found(left, running)
 
 

@@ -227,7 +227,7 @@ async def test_fingerprint_on_native_tells_states_not_histories(
 
 def looked_at(handle: NativeSandbox) -> dict[bytes, State | None]:
     """What differs from the image."""
-    with handle.open_upper() as upper:
+    with handle.upper.open() as upper:
         return changes_of(upper, handle.parts.layers, 60)
 
 

@@ -121,7 +121,7 @@ async def test_processes_of_ended_execs_are_not_remembered_for_ever(
     while await native_sandbox.processes():  # noqa: ASYNC110 (only the kernel knows)
         await asyncio.sleep(0.01)
 
-    assert not native_sandbox._execs
+    assert not native_sandbox.commands._known
 
 
 # --- input ----------------------------------------------------------------------------
