@@ -7,37 +7,32 @@ lives; what a dead one left is found by that and reaped.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import os
-import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from coldframe.host import forks, gc
+from coldframe.host import forks
 from coldframe.images.base import BuildStep, Image, StepResult
-from coldframe.node import fingerprints, machine
+from coldframe.node import fingerprints, machine, unclosed
 from coldframe.node.assembly import ImageResolver
-from coldframe.node.build import Builder, SandboxSteps
 from coldframe.node.files import GuardedFiles
 from coldframe.node.life import Sandbox
-from coldframe.node.operations import CreateOperation
 from coldframe.node.presences import Presence, Presences
-from coldframe.node.quotas import OWNER_LABEL, in_use, require_room
+from coldframe.node.quotas import in_use
 from coldframe.node.sandboxes import CloseReport, Load
 from coldframe.node.sessions import Sessions
 from coldframe.node.settings import NodeSettings
-from coldframe.node.works import open_works
+from coldframe.node.works import Works, open_works
 from coldframe.protocol.errors import (
     CapabilityError,
     ClientClosedError,
     SandboxNotFoundError,
 )
-from coldframe.protocol.ids import check_operation_id, new_node_id
+from coldframe.protocol.ids import new_node_id
 from coldframe.protocol.models import (
     MOST_CHANGES,
     Capabilities,
@@ -68,28 +63,6 @@ from coldframe.runtimes.base import FileAccess, Runtime
 
 CHANGES_S = 10.0
 """How long one look at what changed of a sandbox's files may take."""
-_LEDGER_SCANS = 2
-
-
-_open_nodes: set[Node] = set()
-
-
-def _bury_open_nodes() -> None:
-    """At the end of the process: reap what nobody closed, as the next node would."""
-    homes = {node.settings.home for node in _open_nodes}
-    if not homes:
-        return
-    warnings.warn(
-        "a client was not closed: use `async with`, or await its close(); its sandboxes end now",
-        ResourceWarning,
-        stacklevel=1,
-    )
-    forks.let_go()
-    for home in homes:
-        gc.reap_dead_nodes(home)
-
-
-atexit.register(_bury_open_nodes)
 
 
 class Node:
@@ -120,7 +93,7 @@ class Node:
         self.id = new_node_id()
         self._outlive = outlive
         self._given = (runtime, images)
-        self._open = False
+        self._opened: Works | None = None
         self._process = os.getpid()
         forks.own(self)
 
@@ -133,25 +106,15 @@ class Node:
             CapabilityError: the machine cannot run the runtime, or the home cannot be written.
             VersionMismatchError: what another process has left cannot be gone on with.
         """
-        if self._open:
+        if self._opened is not None:
             return
-        self._works = await open_works(
+        works = await open_works(
             self.settings, self._given, self.id, outlive=self._outlive, daemon=self._daemon
         )
-        self.id = self._works.home.node_id
-        self.runtime, self.images = self._works.runtime, self._works.images
-        self._builder = Builder(
-            self.images,
-            self.runtime.name,
-            SandboxSteps(
-                begin=self._works.sandboxes.begin,
-                ready=self._works.sandboxes.made_or_undone,
-                run=self._run_in,
-                end=partial(self._works.sandboxes.end, expired=False),
-            ),
-        )
-        self._open = True
-        _open_nodes.add(self)
+        self.id = works.home.node_id
+        self.runtime, self.images = works.runtime, works.images
+        self._opened = works
+        unclosed.opened(self.id, self.settings.home)
 
     async def leave(self) -> int | None:
         """Close and end nothing: another process goes on. Twice is fine.
@@ -159,13 +122,14 @@ class Node:
         Where nothing can outlive this process, or there is nothing to be left, everything ends as
         by `close`. Else the lock that says that a process serves the node is returned, still held.
         """
-        return await self._works.leave() if self._shut() else None
+        works = self._shut()
+        return None if works is None else await works.leave()
 
-    def _shut(self) -> bool:
-        """Take no more calls; return whether it did."""
-        was_open, self._open = self._open, False
-        _open_nodes.discard(self)
-        return was_open
+    def _shut(self) -> Works | None:
+        """Take no more calls; return what was open."""
+        works, self._opened = self._opened, None
+        unclosed.closed(self.id)
+        return works
 
     def abandon(self) -> None:
         """See `forks.Owner`."""
@@ -176,7 +140,8 @@ class Node:
 
         Twice is fine.
         """
-        return await self._works.close() if self._shut() else CloseReport()
+        works = self._shut()
+        return CloseReport() if works is None else await works.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -190,14 +155,17 @@ class Node:
     ) -> None:
         await (self.leave() if self._outlive else self.close())
 
-    def _require_open(self) -> None:
+    @property
+    def _works(self) -> Works:
+        """The parts. Raises ClientClosedError unless it is open, and this process's."""
+        if self._opened is not None:  # a forked child has abandoned it
+            return self._opened
         if self._process != os.getpid():
             raise ClientClosedError(
                 f"this node belongs to process {self._process}; a forked process starts one of its "
                 "own"
             )
-        if not self._open:
-            raise ClientClosedError("the node is closed, or was never started")
+        raise ClientClosedError("the node is closed, or was never started")
 
     # --- sandboxes --------------------------------------------------------------------
 
@@ -225,35 +193,10 @@ class Node:
                 nothing of it is left.
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
-        self._require_open()
+        creates = self._works.creates
         if operation_id is None:
-            sandbox = self._begin_sandbox(spec, quota, presence)
-            info = await self._works.sandboxes.made_or_undone(sandbox)
-            self._works.sandboxes.claim(sandbox)
-            return info
-        known = self._works.operations.find_create(check_operation_id(operation_id), spec)
-        if known is None:
-            sandbox = self._begin_sandbox(spec, quota, presence, operation_id)
-            assert sandbox.creating is not None
-            known = CreateOperation(operation_id, spec, sandbox.creating)
-            self._works.operations.add(known)
-            sandbox.creating.then(partial(self._works.operations.settle, known))
-        return await known.ended
-
-    def _begin_sandbox(
-        self,
-        spec: SandboxSpec,
-        quota: Quota | None,
-        presence: Presence | None,
-        operation_id: str | None = None,
-    ) -> Sandbox:
-        image = self.images.resolve(spec.image)
-        if quota is not None and quota != Quota():
-            owner = spec.labels.get(OWNER_LABEL, "")
-            require_room(quota, owner, spec, self.specs({OWNER_LABEL: owner}))
-        return self._works.sandboxes.begin(
-            spec, image, operation_id=operation_id, presence=presence
-        )
+            return await creates.undone_with_its_caller(spec, quota, presence)
+        return await creates.once(operation_id, spec, quota, presence)
 
     async def get(self, id_or_name: str) -> SandboxInfo:
         """Return what is known of a sandbox: by id also when it has ended, by name while live."""
@@ -261,16 +204,11 @@ class Node:
 
     async def list(self, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
         """Return the sandboxes that have not ended and carry all these labels, oldest first."""
-        self._require_open()
-        wanted = (labels or {}).items()
-        live = self._works.register.live()
-        return tuple(s.info() for s in live if wanted <= s.spec.labels.items())
+        return tuple(one.info() for one in self._works.register.live(labels))
 
     def specs(self, labels: Mapping[str, str]) -> Iterator[SandboxSpec]:
         """Yield what those were asked for that have not ended and carry all these labels."""
-        self._require_open()
-        wanted = labels.items()
-        return (s.spec for s in self._works.register.live() if wanted <= s.spec.labels.items())
+        return (one.spec for one in self._works.register.live(labels))
 
     def spec_of(self, id_or_name: str) -> SandboxSpec | None:
         """Return what was asked for under an id or name; None: it is not known."""
@@ -313,11 +251,9 @@ class Node:
 
     def presences(self) -> Presences:
         """Return the clients that are there, and what ends with each."""
-        self._require_open()
         return self._works.sandboxes.presences
 
     def _find(self, id_or_name: str) -> Sandbox:
-        self._require_open()
         return self._works.register.find(id_or_name)
 
     # --- commands ---------------------------------------------------------------------
@@ -356,18 +292,15 @@ class Node:
         Raises:
             OperationNotFoundError, OperationExpiredError: see `Operations`.
         """
-        self._require_open()
         return await self._works.operations.get(operation_id).ended
 
     async def poll_exec(self, operation_id: str) -> ExecResult | None:
         """Return how a command ended, None while it runs. Raises as `wait_exec`."""
-        self._require_open()
         ended = self._works.operations.get(operation_id).ended
         return ended.result() if ended.done() else None
 
     def exec_started(self, operation_id: str) -> bool:
         """Whether a command is known to run, or to have ended. Raises as `wait_exec`."""
-        self._require_open()
         return self._works.operations.get(operation_id).started.done()
 
     async def read_output(
@@ -379,24 +312,20 @@ class Node:
         wait: bool = True,
     ) -> OutputChunk:
         """Return bytes of a stream from a cursor on; with `wait`, at least one byte or eof."""
-        self._require_open()
         return await self._works.execs.read(operation_id, stream, cursor, max_bytes, wait)
 
     async def write_stdin(self, operation_id: str, data: bytes) -> None:
         """Write to a command's stdin. Raises as `RunningExec.write_stdin`."""
-        self._require_open()
         await self._works.execs.write_stdin(operation_id, data)
 
     async def close_stdin(self, operation_id: str) -> None:
         """Give a command end of file. Twice, or after its end, is fine."""
-        self._require_open()
         await self._works.execs.close_stdin(operation_id)
 
     async def signal(
         self, operation_id: str, signum: int, scope: SignalScope = SignalScope.GROUP
     ) -> int:
         """Send a signal; return how many processes it reached (0: it had ended)."""
-        self._require_open()
         return await self._works.execs.signal(operation_id, signum, scope)
 
     async def cancel_exec(self, operation_id: str) -> None:
@@ -408,27 +337,22 @@ class Node:
             OperationNotFoundError, OperationExpiredError: see `Operations`.
             NotExecutedError and its kin: it was never started.
         """
-        self._require_open()
         await self._works.execs.cancel(operation_id)
 
     async def resize(self, operation_id: str, rows: int, cols: int) -> None:
         """Set the size of a command's terminal."""
-        self._require_open()
         await self._works.execs.resize(operation_id, rows, cols)
 
     async def mark(self, operation_id: str) -> tuple[int, int]:
         """Drain what is in the pipes now; return the totals of stdout and stderr."""
-        self._require_open()
         return await self._works.execs.mark(operation_id)
 
     async def forget(self, operation_id: str) -> None:
         """Drop an ended command's kept output. Its result stays, what it left running goes on."""
-        self._require_open()
         await self._works.execs.forget(operation_id)
 
     def sessions(self) -> Sessions:
         """Return the sessions of all sandboxes."""
-        self._require_open()
         return self._works.sessions
 
     # --- what is inside ---------------------------------------------------------------
@@ -532,15 +456,13 @@ class Node:
 
     def capabilities(self) -> Capabilities:
         """What the runtime has probed on this machine."""
-        self._require_open()
-        return self.runtime.capabilities()
+        return self._works.runtime.capabilities()
 
     def keep(self, sandbox_id: str, /) -> None:
         """Nothing to do: what is on a node in the client's process ends with it all the same."""
 
     def load(self) -> Load:
         """How much there is of what, at this moment."""
-        self._require_open()
         return self._works.sandboxes.load()
 
     async def resources(self) -> NodeResources:
@@ -557,17 +479,7 @@ class Node:
 
     async def ledger(self) -> Ledger:
         """Count every sandbox there ever was, and compare the kernel with those that live."""
-        self._require_open()
-        for _ in range(_LEDGER_SCANS):
-            changes = self._works.register.changes
-            leaks = await self.runtime.leaks(self._works.register.in_kernel)
-            if not leaks or changes == self._works.register.changes:
-                break
-        else:
-            # Sandboxes never stopped coming and going: what names one of them is no stray.
-            names = {sandbox.id for sandbox in self._works.register.known()}
-            leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
-        return self._works.register.ledger(leaks)
+        return await self._works.ledger()
 
     async def events(
         self,
@@ -586,13 +498,11 @@ class Node:
         Raises:
             CursorExpiredError: what followed the cursor is kept no longer in whole.
         """
-        self._require_open()
         return await self._works.register.events[kind].read(cursor, limit, owner=owner, wait=wait)
 
     async def list_images(self) -> tuple[ImageInfo, ...] | None:
         """Return the named images of the store; None: there is none, and any name will do."""
-        self._require_open()
-        return self._builder.list()
+        return self._works.builder.list()
 
     async def build_image(self, name: str, context: Path, **options: Any) -> Image:
         """Build a Dockerfile into the node's store.
@@ -603,23 +513,17 @@ class Node:
         Raises:
             CapabilityError: the node's images are no store that can be built into.
         """
-        self._require_open()
-        return await self._builder.build(name, context, **options)
+        return await self._works.builder.build(name, context, **options)
 
     async def build_image_from(
         self, name: str, archive: AsyncIterator[bytes], *, dockerfile: str, **options: Any
     ) -> Image:
         """As `build_image`; the context is a tar that is not trusted, `dockerfile` a name in it."""
-        self._require_open()
-        return await self._builder.build_from(name, archive, dockerfile=dockerfile, **options)
+        return await self._works.builder.build_from(name, archive, dockerfile=dockerfile, **options)
 
     async def run_step(self, step: BuildStep) -> StepResult:
         """See `RunStep`: run one build step in a sandbox of this node."""
-        self._require_open()
-        return await self._builder.run_step(step)
-
-    async def _run_in(self, sandbox: Sandbox, request: ExecRequest) -> ExecResult:
-        return await self._works.execs.begin(sandbox, request).ended
+        return await self._works.builder.run_step(step)
 
     @asynccontextmanager
     async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[SandboxInfo]:

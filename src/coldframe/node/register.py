@@ -77,9 +77,10 @@ class Register:
         """How many have not ended."""
         return len(self._live)
 
-    def live(self) -> list[Sandbox]:
-        """All that have not ended, oldest first."""
-        return list(self._live.values())
+    def live(self, labels: Mapping[str, str] | None = None) -> list[Sandbox]:
+        """All that have not ended and carry all these labels, oldest first."""
+        live, wanted = self._live.values(), (labels or {}).items()
+        return [one for one in live if wanted <= one.spec.labels.items()] if wanted else list(live)
 
     def known(self) -> Iterator[Sandbox]:
         """All of which there is a record, those that have ended last."""

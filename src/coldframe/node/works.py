@@ -6,8 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from coldframe.node.assembly import ImageResolver, assemble
+from coldframe.node.build import Builder, SandboxSteps
+from coldframe.node.creates import Creates
 from coldframe.node.execs import Execs
 from coldframe.node.expired import ExpiredIds
 from coldframe.node.home import NodeHome
@@ -18,9 +21,11 @@ from coldframe.node.sandboxes import CloseReport, Sandboxes
 from coldframe.node.sessions import Sessions
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import SandboxNotFoundError
+from coldframe.protocol.models import Ledger
 from coldframe.runtimes.base import Runtime
 from coldframe.runtimes.outliving import Found, NothingFoundError, Outlives
 
+_LEDGER_SCANS = 2
 Given = tuple[Runtime | None, ImageResolver | None]
 """What a node need not make itself."""
 
@@ -41,6 +46,8 @@ class Works:
     execs: Execs
     sandboxes: Sandboxes
     sessions: Sessions
+    creates: Creates
+    builder: Builder
 
     @property
     def register(self) -> Register:
@@ -51,6 +58,20 @@ class Works:
     def idle(self) -> bool:
         """Whether no sandbox and no operation is known, not even one that has ended."""
         return not any(self.register.known()) and not len(self.operations)
+
+    async def ledger(self) -> Ledger:
+        """See `Node.ledger`."""
+        register = self.register
+        for _ in range(_LEDGER_SCANS):
+            changes = register.changes
+            leaks = await self.runtime.leaks(register.in_kernel)
+            if not leaks or changes == register.changes:
+                break
+        else:
+            # Sandboxes never stopped coming and going: what names one of them is no stray.
+            names = {sandbox.id for sandbox in register.known()}
+            leaks = tuple(leak for leak in leaks if not any(name in leak for name in names))
+        return register.ledger(leaks)
 
     async def close(self) -> CloseReport:
         """End every sandbox, whatever fails meanwhile, and give all back."""
@@ -146,9 +167,17 @@ async def _start(
     execs = Execs(settings, operations)
     sandboxes = Sandboxes(settings, home.node_id, runtime, execs, home.counts, legacy=legacy)
     sessions = Sessions(sandboxes.register.find, execs, operations, legacy)
+    steps = SandboxSteps(
+        begin=sandboxes.begin,
+        ready=sandboxes.made_or_undone,
+        run=lambda sandbox, request: execs.begin(sandbox, request).ended,
+        end=partial(sandboxes.end, expired=False),
+    )
     works = Works(
         *(home, legacy, runtime, images, stores, outlives),
         *(expired, operations, execs, sandboxes, sessions),
+        Creates(images, sandboxes, operations),
+        Builder(images, runtime.name, steps),
     )
     works.go_on(found)
     return works

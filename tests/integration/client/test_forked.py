@@ -33,7 +33,7 @@ from coldframe.protocol.network import NetworkPolicy
 
 home, images, image, how = sys.argv[1:]
 
-def use(loop, node, info, handle, running):
+def use(loop, node, info, home, handle, running):
     "What a child may try with everything that it has inherited."
     for work in (
         lambda: node.exec(info.id, ExecRequest(command="true")),
@@ -51,7 +51,7 @@ def use(loop, node, info, handle, running):
             raise AssertionError("a child has used its parent's node")
     for close in (node.runtime.close, node.close):
         asyncio.new_event_loop().run_until_complete(close())
-    node._works.home.release()
+    home.release()
     handle.parts.files.close()
     loop.close()
 
@@ -66,13 +66,13 @@ def main():
     loop.run_until_complete(node.start_exec(info.id, cat))
     big = ExecRequest(command="head -c 300000 /dev/zero", window_bytes=10, operation_id="big")
     loop.run_until_complete(node.exec(info.id, big))
-    kept = {"node": node, "loop": loop, "info": info}
+    kept = {"node": node, "loop": loop, "info": info, "home": node._works.home}
     kept["handle"] = node._works.register.find(info.id).handle
     kept["running"] = node._works.operations.get("cat").running
 
     if "pool" in how:
         child = multiprocessing.get_context("fork").Process(
-            target=lambda: use(loop, node, info, kept["handle"], kept["running"])
+            target=lambda: use(loop, node, info, kept["home"], kept["handle"], kept["running"])
         )
         child.start()
         child.join()
@@ -82,7 +82,7 @@ def main():
         if not child:
             signal.alarm(40)
             if "use" in how:
-                use(loop, node, info, kept["handle"], kept["running"])
+                use(loop, node, info, kept["home"], kept["handle"], kept["running"])
             kept.clear()
             del node, loop, info
             gc.collect()
