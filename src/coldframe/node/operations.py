@@ -1,8 +1,8 @@
 """What was asked for under which operation id, so that nothing runs twice.
 
 An operation is known while it runs and for `result_ttl_s` after its end, as long as no more than
-`result_count` results with `result_bytes` of output are kept. After that only its id is known,
-to be refused; of those the newest `expired_ids` are remembered.
+`result_count` results with `result_bytes` of output are kept: who has most of them loses first.
+After that only its id is known, to be refused; of those the newest `expired_ids` are remembered.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,8 @@ from coldframe.host.outcome import Outcome
 from coldframe.node.expired import ExpiredIds
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
+from coldframe.node.pool import Pool
+from coldframe.node.quotas import OWNER_LABEL
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol import tracing, wire
 from coldframe.protocol.errors import (
@@ -56,6 +57,11 @@ class CreateOperation:
 
     def __post_init__(self) -> None:
         self.size = _RECORD_BYTES + len(wire.dump(self.request))
+
+    @property
+    def owner(self) -> str | None:
+        """Whose it is, if the labels say so."""
+        return self.request.labels.get(OWNER_LABEL)
 
 
 @dataclass(eq=False)
@@ -98,6 +104,11 @@ class ExecOperation:
     def __post_init__(self) -> None:
         self.size = weigh(self.request)
 
+    @property
+    def owner(self) -> str | None:
+        """Whose it is."""
+        return self.sandbox.owner
+
 
 Operation = CreateOperation | ExecOperation
 
@@ -114,8 +125,7 @@ class Operations:
         """Refuse ids that are `expired` already; `legacy` is told what is kept no longer."""
         self._settings = settings
         self._known: dict[str, Operation] = {}
-        self._ended: OrderedDict[str, Operation] = OrderedDict()
-        self._ended_bytes = 0
+        self._ended: Pool[Operation] = Pool(settings.result_count, settings.result_bytes)
         self._expired = ExpiredIds(settings.expired_ids) if expired is None else expired
         self._legacy = Legacy() if legacy is None else legacy
         self._legacy.on_dropped = self._expired.add
@@ -196,8 +206,7 @@ class Operations:
         """Keep an ended operation's result for its time, and let older ones go."""
         ago = 0.0 if operation.ended_unix is None else time.time() - operation.ended_unix
         operation.ended_at = time.monotonic() - max(0.0, ago)
-        self._ended[operation.id] = operation
-        self._ended_bytes += operation.size
+        self._ended.add(operation, operation.size)
         self._prune()
 
     def settle(self, operation: Operation, ended: Outcome[Any]) -> None:
@@ -221,22 +230,15 @@ class Operations:
         return operation
 
     def _prune(self) -> None:
-        settings = self._settings
-        oldest_kept = time.monotonic() - settings.result_ttl_s
-        while self._ended:
-            operation = next(iter(self._ended.values()))
-            if (
-                operation.ended_at > oldest_kept
-                and len(self._ended) <= settings.result_count
-                and self._ended_bytes <= settings.result_bytes
-            ):
-                return
-            self._expire(operation)
+        oldest_kept = time.monotonic() - self._settings.result_ttl_s
+        while (oldest := next(iter(self._ended), None)) and oldest.ended_at <= oldest_kept:
+            self._expire(oldest)
+        while surplus := self._ended.surplus():
+            self._expire(surplus)
 
     def _expire(self, operation: Operation) -> None:
-        del self._ended[operation.id]
+        self._ended.remove(operation)
         self._known.pop(operation.id, None)
-        self._ended_bytes -= operation.size
         self._expired.add(operation.id)
         if isinstance(operation, ExecOperation):
             self.on_expire(operation)

@@ -7,13 +7,13 @@ one that has ended counts for what it wrote.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from coldframe.host.patience import wait_while_any_end
 from coldframe.node.life import LINGERING_LOOK, Sandbox
 from coldframe.node.operations import ExecOperation
+from coldframe.node.pool import Pool
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import ColdframeError, OutputNotKeptError
 from coldframe.protocol.models import ExecRequest, ExecResult, Output, OutputChunk, Stream
@@ -32,9 +32,8 @@ class Outputs:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._kept: OrderedDict[str, ExecOperation] = OrderedDict()
-        """Ended operations whose whole output can still be read, oldest first."""
-        self._kept_bytes = 0
+        self._kept: Pool[ExecOperation] = Pool(settings.spool_count, settings.spool_bytes)
+        """Ended operations whose whole output can still be read."""
         self._background: set[asyncio.Task[Any]] = set()
 
     # --- room -------------------------------------------------------------------------
@@ -68,7 +67,7 @@ class Outputs:
         operation.spool_bytes = size
 
     def _drop_oldest_of(self, sandbox: Sandbox) -> bool:
-        for operation in self._kept.values():
+        for operation in self._kept:
             if operation.sandbox is sandbox:
                 self.drop(operation)
                 return True
@@ -131,19 +130,14 @@ class Outputs:
     def _keep(self, operation: ExecOperation) -> None:
         spool = operation.spool_bytes // 2
         self._weigh(operation, sum(min(total, spool) for total in operation.totals))
-        self._kept[operation.id] = operation
-        self._kept_bytes += operation.spool_bytes
-        while (
-            len(self._kept) > self._settings.spool_count
-            or self._kept_bytes > self._settings.spool_bytes
-        ):
-            self.drop(next(iter(self._kept.values())))
+        self._kept.add(operation, operation.spool_bytes)
+        while surplus := self._kept.surplus():
+            self.drop(surplus)
 
     def drop(self, operation: ExecOperation) -> None:
         """Keep the output of an operation that has ended no longer. Twice is fine."""
-        if self._kept.pop(operation.id, None) is None:
+        if not self._kept.remove(operation):
             return
-        self._kept_bytes -= operation.spool_bytes
         self._weigh(operation, 0)
         running, operation.running = operation.running, None
         if running is not None:
@@ -151,7 +145,7 @@ class Outputs:
 
     async def close(self) -> None:
         """Drop every kept output."""
-        for operation in list(self._kept.values()):
+        for operation in list(self._kept):
             self.drop(operation)
         await wait_while_any_end(self._background, _DROP_S)
 

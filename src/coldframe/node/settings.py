@@ -47,13 +47,13 @@ class NodeSettings:
     result_ttl_s: float = 3600.0
     """COLDFRAME_RESULT_TTL_S: how long a result can be had again by its operation id."""
     result_count: int = 8_192
-    """COLDFRAME_RESULT_COUNT: results kept; the oldest go first."""
+    """COLDFRAME_RESULT_COUNT: results kept; the oldest of who has most go first."""
     result_bytes: int = 256 << 20
-    """COLDFRAME_RESULT_BYTES: output windows kept in results; the oldest go first."""
+    """COLDFRAME_RESULT_BYTES: output windows kept in results; likewise."""
     spool_count: int = 256
-    """COLDFRAME_SPOOL_COUNT: ended commands whose whole output can still be read."""
+    """COLDFRAME_SPOOL_COUNT: ended commands whose whole output can still be read; likewise."""
     spool_bytes: int = 2 << 30
-    """COLDFRAME_SPOOL_BYTES: output of ended commands kept beyond results, newest first."""
+    """COLDFRAME_SPOOL_BYTES: what these keep beyond results; likewise."""
     sandbox_spool_bytes: int = 4 << 30
     """COLDFRAME_SANDBOX_SPOOL_BYTES: what all commands of one sandbox may keep beyond results.
 

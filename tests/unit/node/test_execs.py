@@ -210,6 +210,32 @@ async def test_exec_results_are_bounded_by_bytes(make_node: NodeMaker) -> None:
     assert (await node.wait_exec("op-2")).out.total_bytes == 120_000
 
 
+@pytest.mark.parametrize("bound", [{"result_count": 6}, {"result_bytes": 100_000}])
+async def test_results_of_one_owner_push_out_nobody_elses(
+    make_node: NodeMaker, bound: dict[str, int]
+) -> None:
+    """Whoever lost an answer and asks again must get it, however much others run meanwhile."""
+    node = await make_node(**bound)
+    ada, bob = [
+        await node.create_sandbox(
+            SPEC.model_copy(update={"labels": {"owner": owner}}), operation_id=f"{owner}-create"
+        )
+        for owner in ("ada", "bob")
+    ]
+    request = ExecRequest(command=TRACE, operation_id="ada-0")
+    first = await node.exec(ada.id, request)
+    for n in range(20):
+        command = "head -c 10000 /dev/zero"
+        await node.exec(bob.id, ExecRequest(command=command, operation_id=f"bob-{n}"))
+
+    assert await node.exec(ada.id, request) == first
+    assert (await node.create_sandbox(ada.spec, operation_id="ada-create")).id == ada.id
+    assert await runs(node, ada.id) == 1
+    with pytest.raises(OperationExpiredError):
+        await node.wait_exec("bob-10")
+    assert (await node.wait_exec("bob-19")).out.total_bytes == 10_000
+
+
 async def test_expired_ids_are_remembered_up_to_the_bound(make_node: NodeMaker) -> None:
     """The bound is stated: the id that falls out of it is unknown again."""
     node = await make_node(result_count=1, expired_ids=2)

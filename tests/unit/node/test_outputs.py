@@ -58,7 +58,21 @@ async def test_output_of_expired_result_is_given_back(make_node: NodeMaker) -> N
 
     with pytest.raises(OperationExpiredError):
         await node.read_output(results[0].operation_id)
-    assert node._works.execs._outputs._kept_bytes == 200 * KIB
+    assert node._works.execs._outputs._kept.held == 200 * KIB
+
+
+async def test_output_of_one_owner_pushes_out_nobody_elses(make_node: NodeMaker) -> None:
+    """Who runs much has less of its own; what another has not yet read stays."""
+    node = await make_node(spool_count=4)
+    ada, bob = [
+        await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))
+        for owner in ("ada", "bob")
+    ]
+    mine = [await node.exec(ada.id, writing(200 * KIB)) for _ in range(2)]
+    others = [await node.exec(bob.id, writing(200 * KIB)) for _ in range(6)]
+
+    assert all([await is_kept(node, one) for one in mine])
+    assert [await is_kept(node, one) for one in others] == [False] * 4 + [True] * 2
 
 
 async def test_output_of_one_sandbox_never_takes_the_room_of_others(make_node: NodeMaker) -> None:
@@ -112,4 +126,4 @@ async def test_output_of_leftovers_counts_until_they_are_gone(make_node: NodeMak
     await node.delete(sandbox.id)
 
     assert record.spool_bytes == 3
-    assert node._works.execs._outputs._kept_bytes == 3
+    assert node._works.execs._outputs._kept.held == 3
