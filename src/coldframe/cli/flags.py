@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+Sandbox = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name; see sandbox ls.")]
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest; see image ls.")]
 Command = Annotated[
     list[str] | None, typer.Argument(metavar="-- CMD...", help="Program and arguments.")

@@ -17,6 +17,7 @@ from coldframe.cli.groups import group
 from coldframe.cli.limits import sandbox_options
 from coldframe.cli.sandbox_copy import cp
 from coldframe.cli.sandbox_port import port
+from coldframe.cli.sandbox_session import app as session
 from coldframe.protocol.errors import (
     ColdframeError,
     InvalidRequestError,
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 app = group()
 app.command("cp")(cp)
 app.command("port")(port)
-
-_Id = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name; see sandbox ls.")]
+app.add_typer(session, name="session", help="Shells in a sandbox that live on between commands.")
 
 
 @app.command()
@@ -87,7 +87,7 @@ def create(
 
 @app.command("exec")
 def exec_(
-    sandbox: _Id,
+    sandbox: flags.Sandbox,
     command: flags.Command = None,
     env: flags.Env = None,
     user: flags.User = None,
@@ -132,7 +132,7 @@ def exec_(
 
 @app.command()
 def shell(
-    sandbox: _Id,
+    sandbox: flags.Sandbox,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- CMD...", help="Default: /bin/bash, else /bin/sh."),
@@ -170,7 +170,7 @@ def shell(
 
 @app.command()
 def logs(
-    sandbox: _Id,
+    sandbox: flags.Sandbox,
     command: Annotated[
         str | None,
         typer.Argument(metavar="ID", help="The command's id, as exec --detach prints it."),

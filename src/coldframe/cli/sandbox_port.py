@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.clients import with_client
 from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
 
@@ -22,7 +22,7 @@ _PIECE = 1 << 16
 
 
 def port(
-    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name; see sandbox ls.")],
+    sandbox: flags.Sandbox,
     ports: Annotated[
         str, typer.Argument(metavar="[LOCAL:]PORT", help="8000, or 9000:8000; 0: any free one.")
     ],

@@ -25,54 +25,36 @@ import pytest
 from coldframe import Sandbox, SandboxClient
 from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import wait_until
-
-COMMAND = [sys.executable, "-m", "coldframe.cli.main", "sandbox"]
-
-
-@pytest.fixture
-def box(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
-    """A sandbox called `box`; commands find its service by COLDFRAME_URL."""
-    monkeypatch.setenv("COLDFRAME_URL", service.unix)
-    with (
-        SandboxClient(url=service.unix) as client,
-        client.create_sandbox("any", name="box") as sandbox,
-    ):
-        yield sandbox
-
-
-def _run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*COMMAND, *words], check=False, capture_output=True, input=stdin, timeout=60
-    )
+from tests.integration.cli.conftest import COMMAND, run
 
 
 def test_exec_is_the_command_run_there(box: Sandbox) -> None:
     """Streams apart, stdin passed in, options kept, the exit code its own."""
-    ran = _run(
+    ran = run(
         *("exec", "-e", "A=b", "box", "--", "sh", "-c", "cat; echo $A >&2; exit 7"), stdin=b"\xff\n"
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"\xff\n", b"b\n")
-    assert _run("exec", "box", "--", "sh", "-c", "kill -9 $$").returncode == 137
-    assert _run("exec", "box", "--deadline", "0.3", "--", "sleep", "60").returncode == 124
-    missing = _run("exec", "box", "--", "no-such-program")
+    assert run("exec", "box", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert run("exec", "box", "--deadline", "0.3", "--", "sleep", "60").returncode == 124
+    missing = run("exec", "box", "--", "no-such-program")
     assert (missing.returncode, b"no-such-program" in missing.stderr) == (127, True)
-    told = json.loads(_run("exec", "--json", "box", "--", "sh", "-c", "echo x; exit 3").stdout)
+    told = json.loads(run("exec", "--json", "box", "--", "sh", "-c", "echo x; exit 3").stdout)
     assert (told["exit_code"], told["stdout"]) == (3, "x\n")
-    nobody = _run("exec", "no-such-box", "--", "true")
+    nobody = run("exec", "no-such-box", "--", "true")
     assert (nobody.returncode, b"no-such-box" in nobody.stderr) == (125, True)
 
 
 def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
     """What was started and left must be found again, from its first byte on."""
     script = "echo first; until [ -e go ]; do sleep 0.02; done; echo last; echo err >&2; exit 5"
-    started = _run("exec", "--detach", "box", "--", "sh", "-c", script)
+    started = run("exec", "--detach", "box", "--", "sh", "-c", script)
     operation_id = started.stdout.decode().strip()
     deadline = time.monotonic() + 20
-    while (so_far := _run("logs", "box", operation_id)).stdout != b"first\n":
+    while (so_far := run("logs", "box", operation_id)).stdout != b"first\n":
         assert time.monotonic() < deadline, so_far
     assert so_far.returncode == 0
-    assert operation_id in _run("logs", "box").stdout.decode().split()
-    early = _run("logs", "--json", "box", operation_id)
+    assert operation_id in run("logs", "box").stdout.decode().split()
+    early = run("logs", "--json", "box", operation_id)
     assert (early.returncode, b"has not ended" in early.stderr) == (2, True)
 
     with subprocess.Popen(
@@ -87,8 +69,8 @@ def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
         assert following.stdout.read() == b"last\n"
         assert following.stderr.read() == b"err\n"
         assert following.wait(30) == 5
-    assert _run("logs", "box", operation_id).stdout == b"first\nlast\n"
-    assert json.loads(_run("logs", "--json", "box", operation_id).stdout)["exit_code"] == 5
+    assert run("logs", "box", operation_id).stdout == b"first\nlast\n"
+    assert json.loads(run("logs", "--json", "box", operation_id).stdout)["exit_code"] == 5
 
 
 def test_logs_that_are_interrupted_leave_the_command_alone(box: Sandbox) -> None:
@@ -208,13 +190,13 @@ def test_node_that_would_end_with_the_command_is_refused(monkeypatch: pytest.Mon
     """An id would be printed of a sandbox that is gone already."""
     monkeypatch.setenv("COLDFRAME_URL", "in-process")
     for words in (("create", "any"), ("ls",), ("cp", "x", "box:/x")):
-        ran = _run(*words)
+        ran = run(*words)
         assert (ran.returncode, b"coldframe run" in ran.stderr) == (2, True), ran.stderr
 
 
 def test_shell_without_a_terminal_is_refused(box: Sandbox) -> None:
     """It names what is meant for scripts."""
-    ran = _run("shell", "box")
+    ran = run("shell", "box")
     assert (ran.returncode, b"sandbox exec" in ran.stderr) == (2, True)
 
 
@@ -230,7 +212,7 @@ def test_cp_copies_files_and_trees_both_ways(
     box.files.mkdir(there)
 
     def cp(source: str, target: str) -> subprocess.CompletedProcess[bytes]:
-        return _run("cp", source, target)
+        return run("cp", source, target)
 
     assert cp("tree/sub/f", f"box:{there}/g").returncode == 0
     assert box.files.read(f"{there}/g") == b"\x00\xff"
@@ -253,7 +235,7 @@ def test_cp_copies_files_and_trees_both_ways(
     assert Path("out/sub/f").exists()
     assert cp(f"box:{there}/copy", "out").returncode == 0
     assert Path("out/copy/sub/f").exists()
-    told = _run("cp", "--json", f"box:{there}/copy/.", "content")
+    told = run("cp", "--json", f"box:{there}/copy/.", "content")
     assert json.loads(told.stdout) == {"files": 5, "target": "content"}
 
 
@@ -270,7 +252,7 @@ def test_cp_copies_files_and_trees_both_ways(
 )
 def test_cp_that_makes_no_sense_says_so(box: Sandbox, words: tuple[str, str], said: bytes) -> None:
     """In a sentence, with nothing copied."""
-    ran = _run("cp", *words)
+    ran = run("cp", *words)
     assert ran.returncode in {1, 2}
     assert said in ran.stderr
 
@@ -283,7 +265,7 @@ def test_cp_of_a_hostile_tree_leaves_nothing_outside(
     assert box.exec(f"mkdir -p t/sub && ln -s {link} t/link && echo x > t/z").ok
     target = tmp_path / "in" / "here"
     target.parent.mkdir()
-    ran = _run("cp", "box:/t", str(target))
+    ran = run("cp", "box:/t", str(target))
     assert (ran.returncode, b"may lead outside" in ran.stderr) == (1, True)
     assert not (target / "link").exists()
     assert [path.name for path in tmp_path.rglob("*") if target not in path.parents] == [
@@ -297,7 +279,7 @@ def test_cp_writes_over_no_file_through_a_link_that_lies_here(box: Sandbox, tmp_
     box.files.write("/f", "new")
     (tmp_path / "victim").write_text("old")
     (tmp_path / "f").symlink_to(tmp_path / "victim")
-    assert _run("cp", "box:/f", str(tmp_path / "f")).returncode == 0
+    assert run("cp", "box:/f", str(tmp_path / "f")).returncode == 0
     assert (tmp_path / "victim").read_text() == "old"
     assert (tmp_path / "f").read_text() == "new"
 
@@ -401,34 +383,34 @@ def test_sandbox_that_cannot_be_is_refused_by_its_option(
     box: Sandbox, words: tuple[str, ...], said: bytes
 ) -> None:
     """Whoever types an option does not know the field that it becomes."""
-    refused = _run("create", "any", *words)
+    refused = run("create", "any", *words)
     assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
 
 
 def test_none_is_deleted_when_one_is_not_known(box: Sandbox) -> None:
     """A list with a mistake in it is looked at again, and given again."""
-    refused = _run("rm", "box", "no-such-box")
+    refused = run("rm", "box", "no-such-box")
     assert (refused.returncode, b"no-such-box" in refused.stderr) == (2, True)
     assert box.info.state == "ready"
-    assert _run("rm", "box").returncode == 0
-    assert _run("rm", box.id).returncode == 0
+    assert run("rm", "box").returncode == 0
+    assert run("rm", box.id).returncode == 0
 
 
 def test_sandbox_whose_lease_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`terminating` for minutes, without a reason, looks as if something hung."""
     with serving(tmp_path, "fake", COLDFRAME_QUARANTINE_S="300") as service:
         monkeypatch.setenv("COLDFRAME_URL", service.unix)
-        made = _run("create", "any", "--ttl", "0.2").stdout.decode().strip()
+        made = run("create", "any", "--ttl", "0.2").stdout.decode().strip()
         wait_until(lambda: f"{made}  terminating; its lease ended, kept until" in _listed())
 
 
 def _listed() -> str:
-    return _run("ls").stdout.decode()
+    return run("ls").stdout.decode()
 
 
 @pytest.mark.parametrize("name", ["create", "exec", "shell", "ls", "rm", "cp", "logs", "port"])
 def test_help_of_every_command_teaches(name: str) -> None:
     """What it does, what it takes, and where it ends."""
-    told = _run(name, "--help").stdout.decode()
+    told = run(name, "--help").stdout.decode()
     assert "Usage: coldframe sandbox" in told
     assert len(told.splitlines()) >= 8
