@@ -10,6 +10,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Hundreds of processes of the tests' import the same modules; compiled once they start faster.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 COLDFRAME := $(BIN)/coldframe

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -17,6 +17,10 @@ from coldframe.inference.proxy import Proxy, ProxySettings
 from coldframe.inference.server import serving
 from coldframe.trajectories.calls import Budget, CapturedCalls, Level, read_calls
 from tests.doubles.engine import Fault, StandInEngine, call, say
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
 
 
 def talk(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -46,6 +50,17 @@ class Bench:
     def client(self, key: str, **options: Any) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20, **options)
+
+    # The providers' clients take seconds to import, which each worker would pay in collecting.
+    def openai(self, key: str) -> AsyncOpenAI:
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key)
+
+    def anthropic(self, key: str) -> AsyncAnthropic:
+        from anthropic import AsyncAnthropic
+
+        return AsyncAnthropic(base_url=self.url, api_key=key)
 
     def assert_is_the_engines_log(self, name: str = "a", *, but: int = 0) -> None:
         """Every turn is what the engine logged, id by id and bit by bit, and none is missing."""

@@ -7,9 +7,7 @@ import json
 import time
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from coldframe.inference.app import ProxyApp
@@ -191,8 +189,8 @@ async def test_budget_ends_in_a_stop_that_is_not_recorded(
 ) -> None:
     """An error would be tried again by the harness for ever."""
     key = bench.mint(**budget)
-    openais = openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=key)
-    anthropics = anthropic.AsyncAnthropic(base_url=bench.url, api_key=key)
+    openais = bench.openai(key)
+    anthropics = bench.anthropic(key)
     messages: Any = ASK["messages"]
     first = await openais.chat.completions.create(model="m", messages=messages)
     second = await openais.chat.completions.create(model="m", messages=messages)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.doubles.engine import MERGES
@@ -18,7 +16,7 @@ COMMAND = '{"command":  "echo hello 0"}'
 @pytest.mark.parametrize("stream", [False, True])
 async def test_chat_completions_by_openais_client(bench: Bench, stream: bool) -> None:
     """A conversation of three answers, in which a tool is called and answered."""
-    client = openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=bench.mint())
+    client = bench.openai(bench.mint())
     messages: list[Any] = [{"role": "user", "content": "say hello"}]
     tools: Any = [{"type": "function", "function": TOOL}]
     for turn in range(3):
@@ -58,7 +56,7 @@ async def test_chat_completions_by_openais_client(bench: Bench, stream: bool) ->
 @pytest.mark.parametrize("stream", [False, True])
 async def test_responses_by_openais_client(bench: Bench, stream: bool) -> None:
     """The same conversation in items."""
-    client = openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=bench.mint())
+    client = bench.openai(bench.mint())
     items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "say hello"}]}]
     tools: Any = [{"type": "function", "strict": None, **TOOL}]
     asked: Any = {"model": "gpt", "instructions": "Be brief.", "tools": tools, "temperature": 0.7}
@@ -90,7 +88,7 @@ async def test_responses_by_openais_client(bench: Bench, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_messages_by_anthropics_client(bench: Bench, stream: bool) -> None:
     """Arguments come to the client parsed; what goes back to the engine is what it wrote."""
-    client = anthropic.AsyncAnthropic(base_url=bench.url, api_key=bench.mint())
+    client = bench.anthropic(bench.mint())
     messages: list[Any] = [{"role": "user", "content": "say hello"}]
     tool: Any = {"name": "bash", "description": "Run.", "input_schema": {"type": "object"}}
     asked: Any = {"model": "claude", "max_tokens": 512, "system": "Be brief.", "tools": [tool]}
@@ -213,8 +211,8 @@ async def test_request_that_is_no_json_object_is_refused(bench: Bench, content: 
 async def test_auxiliary_routes_are_answered_and_not_recorded(bench: Bench) -> None:
     """Clients ask for models before they begin, and count before they send."""
     key = bench.mint()
-    anthropics = anthropic.AsyncAnthropic(base_url=bench.url, api_key=key)
-    openais = openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=key)
+    anthropics = bench.anthropic(key)
+    openais = bench.openai(key)
     messages: Any = [{"role": "user", "content": "hello"}]
     counted = await anthropics.messages.count_tokens(model="claude", messages=messages)
     models = [one.id async for one in openais.models.list()]
@@ -240,10 +238,10 @@ async def test_stream_that_waits_is_kept_alive_and_then_whole(make_bench: MakeBe
                 answer = await client.post(path, json={**body, "stream": True})
                 kept = b"event: ping\n" if path.endswith("messages") else b": keep-alive\n"
                 assert answer.content.count(kept) >= 3
-        theirs = anthropic.AsyncAnthropic(base_url=bench.url, api_key=key)
+        theirs = bench.anthropic(key)
         async with theirs.messages.stream(model="m", max_tokens=99, messages=messages) as events:
             assert (await events.get_final_message()).stop_reason == "tool_use"
-        ours = openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=key)
+        ours = bench.openai(key)
         async with ours.chat.completions.stream(model="m", messages=messages) as chunks:
             assert (await chunks.get_final_completion()).choices[0].finish_reason == "tool_calls"
         await theirs.close()
