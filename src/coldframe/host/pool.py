@@ -62,13 +62,31 @@ class BtrfsStorage:
             raise
         forks.own(self)
 
+    @property
+    def _broken(self) -> bool:
+        """Whether a write did not find the room on the disk that the sparse file is short of.
+
+        btrfs is read-only from then on, and gives nothing back before its last user is gone.
+        """
+        return bool(os.fstatvfs(self._root).f_flag & os.ST_RDONLY)
+
+    def _require_whole(self) -> None:
+        if self._broken:
+            raise CapabilityError(
+                f"the disk of {self._pools} was full, and the pool of uppers is read-only since "
+                "then: save what sandboxes hold, make room, and end this node (`coldframe node "
+                "stop`); the next one begins with a new pool"
+            )
+
     def require_space(self) -> None:
         """See `Storage.require_space`."""
+        self._require_whole()
         require_space(self._host, str(self._pools))
         self._require_pool_space()
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
+        self._require_whole()
         require_space(self._host, str(self._pools))
         self._create(sandbox_id)
         subvolume = self.open(sandbox_id)
@@ -133,7 +151,9 @@ class BtrfsStorage:
             os.close(subvolume)
 
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
-        """See `Storage.remove`."""
+        """See `Storage.remove`; what a broken pool holds goes with the pool."""
+        if self._broken:
+            return
         try:
             btrfs.destroy_subvolume(self._root, sandbox_id)
             self._dropped = True
@@ -145,8 +165,8 @@ class BtrfsStorage:
             await remove_tree(self._root, sandbox_id)  # not a subvolume: none of ours
 
     def names(self) -> tuple[str, ...]:
-        """See `Storage.names`."""
-        return subdirectories(self._root)
+        """See `Storage.names`; of a broken pool none, since none can be removed."""
+        return () if self._broken else subdirectories(self._root)
 
     def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
         """See `Storage.kept`."""

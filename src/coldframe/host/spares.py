@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from coldframe.host.pool import RemoveTree
 from coldframe.host.roottree import closing
 from coldframe.host.storage import Storage
-from coldframe.protocol.errors import ColdframeError, StorageFullError
+from coldframe.protocol.errors import ColdframeError
 
 _SPARES = 8
 _PREFIX = "spare-"
@@ -76,8 +76,8 @@ class SpareUppers:
             return None
         try:
             self._below.require_space()
-        except StorageFullError:
-            return None  # `make` waits for what was dropped lately
+        except ColdframeError:
+            return None  # `make` waits for what was dropped lately, or says what is wrong
         name = self._ready.popleft()
         self._taken[sandbox_id] = name
         self._spare.discard(name)

@@ -38,7 +38,10 @@ class Storage(Protocol):
     """Why `auto` took this kind and not a better one; empty otherwise."""
 
     def require_space(self) -> None:
-        """Raise StorageFullError if there is hardly room for another. Takes no time."""
+        """Raise StorageFullError if there is hardly room for another. Takes no time.
+
+        Raises CapabilityError where there will never be any again.
+        """
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """Make the directory; the descriptor belongs to the receiver. May take a moment.
