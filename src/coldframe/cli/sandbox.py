@@ -260,7 +260,7 @@ def rm(
 def _state(info: SandboxInfo) -> str:
     if info.kept_until is None or info.ended_at is not None:
         return info.state
-    return f"{info.state}; its lease ended, kept until {render.day(info.kept_until)}"
+    return f"{info.state}; {info.reason}, kept until {render.day(info.kept_until)}"
 
 
 def _options(env: list[str] | None, user: str | None, workdir: str | None) -> dict[str, Any]:

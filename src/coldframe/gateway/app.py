@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request, status
+from fastapi import FastAPI, Request, WebSocket, status
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -103,6 +103,7 @@ def make_app(made: Service) -> FastAPI:
     app.state.service = made
     for part in _PARTS:
         app.include_router(part.router)
+    app.add_api_websocket_route("/{path:path}", _refuse_socket)
     app.add_exception_handler(ColdframeError, _answer_ours)
     app.add_exception_handler(BrokenPipeError, _answer_ours)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
@@ -170,6 +171,13 @@ async def _answer_http(request: Request, error: Exception) -> Response:
         }
         headers["Allow"] = ", ".join(sorted(taken))
     return Response(told.body, error.status_code, headers, "application/json")
+
+
+async def _refuse_socket(socket: WebSocket) -> None:
+    """Where no route is, FastAPI would answer 403 and say nothing."""
+    told = failures.answer(InvalidRequestError(f"{socket.url.path[:200]}: there is no such route"))
+    told.status_code = status.HTTP_404_NOT_FOUND
+    await socket.send_denial_response(told)
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

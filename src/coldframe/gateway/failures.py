@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from coldframe.gateway.context import enter
-from coldframe.gateway.identity import Scope
+from coldframe.gateway.identity import Identity, Scope
 from coldframe.protocol import errors
 from coldframe.protocol.errors import ColdframeError, Execution
 from coldframe.protocol.wire import error_body
@@ -18,6 +19,8 @@ from coldframe.protocol.wire import error_body
 log = logging.getLogger("coldframe.gateway")
 
 UNAUTHENTICATED = 401
+
+E = TypeVar("E", bound=ColdframeError | BrokenPipeError)
 
 _STATUS: dict[type[BaseException], int] = {
     errors.ColdframeError: 500,
@@ -90,6 +93,17 @@ def discreet(error: ColdframeError) -> ColdframeError:
     )
 
 
+def in_words_of(caller: HTTPConnection, error: E) -> E:
+    """Return an error with ids and names as its caller wrote them: without the owner's tag."""
+    identity: Identity | None = getattr(caller.state, "identity", None)
+    tag = identity and identity.tag
+    if not tag or tag not in str(error):
+        return error
+    told = copy.copy(error)
+    told.args = (str(error).replace(f"{tag}.", ""),)
+    return told
+
+
 def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     """Return the answer that says an error; `more` stands beside it."""
     if isinstance(error, ColdframeError):
@@ -111,7 +125,7 @@ async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -
             more["sandbox"] = info.model_dump(mode="json")
         except (ColdframeError, KeyError):
             pass  # the caller may not look, or there is nothing to see
-    return answer(error, **more)
+    return answer(in_words_of(request, error), **more)
 
 
 def answer_fault(request: Request, error: Exception) -> Response:

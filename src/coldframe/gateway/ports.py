@@ -127,7 +127,7 @@ async def websocket(socket: WebSocket, sandbox_id: str, port: Port) -> None:
         tenant = enter(socket, Scope.EXEC)
         reader, writer = await tenant.node.connect(tenant.sandbox(sandbox_id), port)
     except ColdframeError as error:
-        await socket.send_denial_response(failures.answer(error))
+        await socket.send_denial_response(failures.answer(failures.in_words_of(socket, error)))
         return
     await socket.accept()
     hearing = asyncio.ensure_future(_hear(socket, writer))

@@ -63,11 +63,13 @@ async def events(
     await tenant.node.poll_exec(tenant.operation(operation_id))
     headers = {"cache-control": "no-store"}
     return StreamingResponse(
-        _events(tenant, operation_id, cursors), 200, headers, "text/event-stream"
+        _events(request, tenant, operation_id, cursors), 200, headers, "text/event-stream"
     )
 
 
-async def _events(tenant: Tenant, operation_id: str, cursors: Cursors) -> AsyncIterator[bytes]:
+async def _events(
+    request: Request, tenant: Tenant, operation_id: str, cursors: Cursors
+) -> AsyncIterator[bytes]:
     try:
         async with contextlib.aclosing(merged(tenant, operation_id, cursors)) as chunks:
             async for chunk in chunks_or_none(chunks):
@@ -79,7 +81,8 @@ async def _events(tenant: Tenant, operation_id: str, cursors: Cursors) -> AsyncI
                 yield _event("output", _shown(chunk), at)
         yield _event("result", wire.dump(await tenant.wait_exec(operation_id)))
     except ColdframeError as error:
-        yield _event("error", json.dumps(wire.error_body(error)).encode())
+        told = failures.in_words_of(request, error)
+        yield _event("error", json.dumps(wire.error_body(told)).encode())
 
 
 async def chunks_or_none(chunks: AsyncIterator[OutputChunk]) -> AsyncIterator[OutputChunk | None]:
@@ -135,7 +138,7 @@ async def attach(
         inner = tenant.operation(operation_id)
         await tenant.node.poll_exec(inner)
     except ColdframeError as error:
-        await socket.send_denial_response(failures.answer(error))
+        await socket.send_denial_response(failures.answer(failures.in_words_of(socket, error)))
         return
     await socket.accept()
     telling = _tell(socket, tenant, operation_id, {"stdout": stdout, "stderr": stderr})
@@ -154,7 +157,11 @@ async def _tell(socket: WebSocket, tenant: Tenant, operation_id: str, cursors: C
             result = wire.dump(await tenant.wait_exec(operation_id)).decode()
             await socket.send_text(f'{{"result":{result}}}')
         except ColdframeError as error:
-            await socket.send_json({"error": wire.error_body(error)})
+            await _send_error(socket, error)
+
+
+async def _send_error(socket: WebSocket, error: ColdframeError | BrokenPipeError) -> None:
+    await socket.send_json({"error": wire.error_body(failures.in_words_of(socket, error))})
 
 
 async def _hear(socket: WebSocket, tenant: Tenant, inner: str) -> None:
@@ -165,7 +172,7 @@ async def _hear(socket: WebSocket, tenant: Tenant, inner: str) -> None:
             else:
                 await _obey(tenant, inner, message.get("text") or "")
         except (ColdframeError, BrokenPipeError) as error:
-            await socket.send_json({"error": wire.error_body(error)})
+            await _send_error(socket, error)
 
 
 async def _obey(tenant: Tenant, inner: str, text: str) -> None:

@@ -420,18 +420,21 @@ class RewardMissingError(VerifierError):
     """The verifier ended without a reward file."""
 
     code = "reward_missing"
+    execution = Execution.EXECUTED
 
 
 class RewardInvalidError(VerifierError):
     """The reward file does not hold a finite number or a flat map of them."""
 
     code = "reward_invalid"
+    execution = Execution.EXECUTED
 
 
 class VerifierDeadlineError(VerifierError):
     """The verifier outlived its deadline."""
 
     code = "verifier_deadline"
+    execution = Execution.EXECUTED
 
 
 class GradingPreventedError(ColdframeError):

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Outcome, Solution
 from coldframe.harnesses.file_log import FileLog
-from coldframe.protocol.errors import (
-    VerifierDeadlineError,
-)
+from coldframe.protocol.errors import Execution, VerifierDeadlineError
 from coldframe.protocol.models import ProcessInfo
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity
@@ -188,7 +186,8 @@ class Stage:
             if not timer.expired():
                 raise
             raise VerifierDeadlineError(
-                f"killing, uploading and grading took over {limit:g} s"
+                f"killing, uploading and grading took over {limit:g} s",
+                execution=Execution.UNKNOWN,
             ) from None
 
     @contextmanager

@@ -31,10 +31,37 @@ from coldframe.protocol.errors import (
     UnsatisfiableError,
 )
 from coldframe.protocol.wire import read_error
+from tests.fixtures.runtime import require_root
 from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http, self_signed, until_logged
 
 MakeKey = Callable[..., str]
+
+OPEN_WITH_LITTLE_ROOM = """
+import os, sys
+from coldframe.gateway.store.sqlite import SqliteStore
+from coldframe.protocol.errors import CapabilityError
+os.chdir(sys.argv[1])
+for room in range(16, 80, 4):
+    with open("filling", "wb", buffering=0) as filling:
+        try:
+            while filling.write(bytes(1024)):
+                pass
+        except OSError:
+            filling.truncate(max(0, filling.tell() - (room << 10)))
+        os.fsync(filling.fileno())
+    if (child := os.fork()) == 0:
+        try:
+            SqliteStore("sqlite:keys")
+        except CapabilityError as error:
+            os._exit("cannot be written" in str(error))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for name in os.listdir("."):
+        if name.startswith("keys"):
+            os.unlink(name)
+"""
+"""Opens the keys with ever more KiB left, and prints how each child ended."""
 
 
 def _command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -114,6 +141,28 @@ def test_key_is_not_in_the_store(keyed_service: Service, make_key: MakeKey) -> N
         assert secret.encode() not in file.read_bytes()
         assert bytes.fromhex(secret) not in file.read_bytes()
     assert (keyed_service.home / "gateway.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_full_disk_is_said_and_does_not_kill_who_opens_the_keys(tmp_path: Path) -> None:
+    """SQLite maps a file: where its blocks are smaller than a page, a full disk is SIGBUS."""
+    require_root()
+    disk, image = tmp_path / "disk", tmp_path / "image"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-b", "1024", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", OPEN_WITH_LITTLE_ROOM, str(disk)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        ends = {int(line) for line in done.stdout.split()}
+        assert ends == {0, 1}, done.stdout  # negative: killed by that signal
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def _refusal(uri: str, headers: dict[str, str]) -> ColdframeError | BrokenPipeError:
@@ -204,6 +253,14 @@ def test_owners_neither_see_nor_guess_nor_block_each_other(
             assert caller.post("/v1/execs/run-7/cancel").status_code == 404
             patch = f"/v1/sandboxes/{hers.id}/patch"
             assert caller.post(patch, content="--- a\n").status_code == 404
+
+        for words, unknown in (
+            ("no exec has the operation id 'none'", lambda: hers.attach("none").wait()),
+            ("'solver' belongs", lambda: ada.create_sandbox("any", name="solver")),
+            ("'run-7' was used", lambda: hers.exec("echo other", operation_id="run-7")),
+        ):
+            with pytest.raises(ColdframeError, match=words):  # as she wrote them, untagged
+                unknown()
 
         his = bob.create_sandbox("any", name="solver", operation_id="create-7")
         assert his.id != hers.id

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as aconnect
-from websockets.exceptions import ConnectionClosedOK
+from websockets.exceptions import ConnectionClosedOK, InvalidStatus
 from websockets.sync.client import connect, unix_connect
 
 from coldframe import ColdframeError, PortUnreachableError, Sandbox, SandboxClient
@@ -115,6 +115,14 @@ def test_websocket_carries_both_ways(service: Service, served: Sandbox) -> None:
         tied.send(json.dumps({"signal": {"signal": 15, "scope": "tree"}}))
         ended = json.loads(tied.recv(timeout=20))["result"]
     assert (ended["reason"], ended["signal"]) == ("signal", 15)
+
+
+def test_websocket_of_no_route_is_not_found(service: Service) -> None:
+    """403 would send its caller to look for a key."""
+    with pytest.raises(InvalidStatus) as refused:
+        unix_connect(service.unix.removeprefix("unix:"), "ws://localhost/v1/nowhere")
+    assert refused.value.response.status_code == 404
+    assert b"/v1/nowhere: there is no such route" in bytes(refused.value.response.body or b"")
 
 
 def test_stdin_of_a_websocket_is_whole_at_the_pace_of_the_command(

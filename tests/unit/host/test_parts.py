@@ -310,7 +310,7 @@ def test_storage_on_a_full_disk_is_refused_before_anything_is_made(tmp_path: Pat
         subprocess.run(["umount", str(disk)], check=True)
 
 
-async def test_pool_on_a_disk_that_filled_up_says_so_and_lets_go_of_its_sandboxes(
+def test_pool_on_a_disk_that_filled_up_says_so_and_lets_go_of_its_sandboxes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read-only for good: deletes must end, and creates must say what helps."""
@@ -342,7 +342,7 @@ async def test_pool_on_a_disk_that_filled_up_says_so_and_lets_go_of_its_sandboxe
         for refused in (storage.require_space, lambda: storage.make("sb-c", None)):
             with pytest.raises(CapabilityError, match="coldframe node stop"):
                 refused()
-        await storage.remove("sb-a", _never)
+        asyncio.run(storage.remove("sb-a", _never))
         assert storage.names() == ()
         storage.close()
     finally:

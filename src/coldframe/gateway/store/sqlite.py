@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from coldframe.gateway.store.base import KeyRecord
 from coldframe.protocol.errors import (
@@ -21,6 +22,8 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import Quota
 
 _BUSY_S = 5.0
+_MAPPED_BYTES = 64 << 10
+"""More than the files that write-ahead logging begins with."""
 _QUOTA = ("sandboxes", "cpu", "memory_bytes", "disk_bytes")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
@@ -57,6 +60,7 @@ class SqliteStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            _require_room(path.parent)
             self._database = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
@@ -131,6 +135,15 @@ class SqliteStore:
             raise StoreUnreachableError(
                 f"the file of keys cannot be read or written: {error}"
             ) from error
+
+
+def _require_room(directory: Path) -> None:
+    """Raise OSError where SQLite would be killed: it maps a file beside its own.
+
+    Blocks of less than a page leave holes in it, and to write in one on a full disk is SIGBUS.
+    """
+    with TemporaryFile(dir=directory) as trial:
+        os.posix_fallocate(trial.fileno(), 0, _MAPPED_BYTES)
 
 
 def _record(row: tuple[str, str, str, bytes, float, float | None]) -> KeyRecord:

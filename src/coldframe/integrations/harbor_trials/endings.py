@@ -16,6 +16,7 @@ from coldframe.learning.contracts import ContractError
 from coldframe.learning.contracts.values import is_number
 from coldframe.protocol.errors import (
     ColdframeError,
+    Execution,
     HarnessError,
     InferenceError,
     RewardInvalidError,
@@ -118,7 +119,10 @@ def _verdict(trial: str, rewards: Any, files: dict[str, bytes]) -> dict[str, flo
         ContractError: the file says something else.
     """
     if not rewards:
-        raise RewardMissingError("the trial has no verdict: its verifier did not run, or gave none")
+        raise RewardMissingError(
+            "the trial has no verdict: its verifier did not run, or gave none",
+            execution=Execution.UNKNOWN,
+        )
     for name, value in rewards.items():
         if not is_number(value):
             raise RewardInvalidError(f"rewards[{name!r:.80}] is {value!r:.80}, no finite number")

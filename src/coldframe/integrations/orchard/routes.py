@@ -88,9 +88,8 @@ def refusal(error: ColdframeError) -> Response:
 
 
 async def _answer_ours(request: Request, error: Exception) -> Response:
-    del request
     assert isinstance(error, ColdframeError)
-    return refusal(error)
+    return refusal(failures.in_words_of(request, error))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
