@@ -189,7 +189,7 @@ class SandboxHandle(Protocol):
         """Connect to a TCP port from within the namespace. Raises PortUnreachableError."""
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
-        """All processes but pid 1."""
+        """All processes but pid 1. What `start_exec` has returned is among them until it ends."""
 
     async def listening_ports(self) -> tuple[int, ...]:
         """TCP ports that something in the sandbox listens on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import signal
@@ -119,6 +120,7 @@ class NativeCommands:
 
     async def processes(self) -> list[Process]:
         """All processes of the sandbox but its pid 1. Raises SandboxGoneError."""
+        await asyncio.gather(*(one.launched() for one in self._known.values() if one.running))
         # Others may begin, end and leave something while the answer is on its way.
         ended = [exec_id for exec_id, running in self._known.items() if not running.running]
         with typed_question(self._id, "its processes cannot be listed"):

@@ -68,6 +68,7 @@ class NativeExec:
         self._dropped = False
         self._result: ExecResult | None = None
         self._building: Undertaking[ExecResult] | None = None
+        self._launching: Undertaking[int] | None = None
         self._on_end = ended
         execution.ended.then(self._ended)
         forks.own(self)
@@ -116,6 +117,14 @@ class NativeExec:
         finally:
             if not self.running:
                 self._close_input()
+
+    async def launched(self) -> None:
+        """Return once it has a process, or never will: before, nobody could list it."""
+        if self._launching is None:
+            # No signal at all, but a question that is answered only then.
+            self._launching = Undertaking(self.execution.signal(0, wire.Scope.LEADER))
+        with contextlib.suppress(SpawnerFault, SpawnerLostError):  # `wait` tells it
+            await self._launching
 
     def _take_terminal(self, master: int) -> None:
         self._pty = master

@@ -124,6 +124,23 @@ async def test_processes_of_ended_execs_are_not_remembered_for_ever(
     assert not native_sandbox.commands._known
 
 
+async def test_processes_of_commands_that_still_start_are_listed_and_killed(
+    make_sandbox: MakeSandbox,
+) -> None:
+    """Their starts were acknowledged: whoever ends an agent must not miss its last command."""
+    sandbox = await make_sandbox(cpu=0.05)
+    started = [
+        await sandbox.start_exec(ExecRequest(argv=("sleep", "1000")), new_operation_id())
+        for _ in range(48)
+    ]
+    (last,) = await sandbox.kill_processes(started[-1].operation_id)
+    left = await sandbox.processes()
+
+    assert (last.name, last.operation_id) == ("sleep", started[-1].operation_id)
+    assert (await started[-1].wait()).reason == Reason.SIGNAL
+    assert {one.operation_id for one in left} == {one.operation_id for one in started[:-1]}
+
+
 # --- input ----------------------------------------------------------------------------
 
 
