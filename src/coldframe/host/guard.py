@@ -16,6 +16,7 @@ import select
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from coldframe.host.provenance import Ledger, may_have_imported, path_of
 
 MOST_CONTENT = (64 << 10) + 1
 MOST_REFUSALS = 100
+"""That are told of outsiders, and as many of the command's own processes: whoever knocks without
+end must not hide what else was refused."""
 MOST_WAITING = 500_000
 """Events; the kernel holds about 200 bytes of each."""
 _ADMITTED_S = 2.0
@@ -92,6 +95,7 @@ class Guard:
     others: frozenset[str]
     """Cgroups of what lived when it began; if nothing did, who is not known is the command's."""
     refused: list[Refused] = field(default_factory=list)
+    """Once for each process and name."""
     lost: bool = False
     """More was opened than could be judged."""
     _command: int = 0
@@ -112,6 +116,9 @@ class Guard:
     _judged: dict[int, int] = field(default_factory=dict)
     """Processes that were found good when they opened a file here, and how many foreign sources
     they had looked into; they may have ended."""
+    _knocked: set[tuple[int, bytes]] = field(default_factory=set)
+    _refusals: Counter[bool] = field(default_factory=Counter)
+    """How many are told: of outsiders, and of others."""
     _sealed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -305,13 +312,16 @@ class Guard:
         return result
 
     def _refuse(self, pid: int, name: bytes, cause: bytes) -> None:
-        if len(self.refused) >= MOST_REFUSALS:
+        outsider = not cause
+        if (pid, name) in self._knocked or self._refusals[outsider] >= MOST_REFUSALS:
             return
+        self._knocked.add((pid, name))
+        self._refusals[outsider] += 1
         try:
             program = Path(f"/proc/{pid}/comm").read_text().strip()
         except (OSError, ValueError):
             program = "?"
-        self.refused.append(Refused(time.time(), program, name, not cause, cause))
+        self.refused.append(Refused(time.time(), program, name, outsider, cause))
 
     def _look(self, name: bytes) -> Kept | None:
         try:

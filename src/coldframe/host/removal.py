@@ -52,13 +52,10 @@ def remove_tree(directory: int, name: bytes) -> None:
     try:
         while levels:
             level = levels[-1]
-            if not level.pending and not _empty_files(level):
-                os.close(level.fd)
-                levels.pop()
-                _leave(directory, levels, level)
-                continue
             if level.pending:
                 _descend(levels)
+            elif not _empty_files(level):
+                _leave(directory, levels)
     finally:
         for level in levels:
             if level.fd >= 0:
@@ -106,14 +103,22 @@ def _descend(levels: list[_Level]) -> None:
             above.fd = -1
 
 
-def _leave(directory: int, levels: list[_Level], left: _Level) -> None:
-    """Remove the directory that was emptied from the one above it."""
-    parent = levels[-1].fd if levels else directory
+def _leave(directory: int, levels: list[_Level]) -> None:
+    """Remove the directory that was emptied from the one above it.
+
+    If somebody has put something into it since, the next pass sees that: of the one above it, or
+    of itself if it is the first.
+    """
+    left = levels[-1]
     try:
-        _ignoring_absence(os.rmdir, left.name, parent)
+        _ignoring_absence(os.rmdir, left.name, levels[-2].fd if len(levels) > 1 else directory)
     except OSError as error:
-        if error.errno != errno.ENOTEMPTY or not levels:
+        if error.errno != errno.ENOTEMPTY:
             raise
+        if len(levels) == 1:
+            return
+    os.close(left.fd)
+    levels.pop()
     if len(levels) > 1 and levels[-2].fd < 0:
         _reopen_above(levels)
 

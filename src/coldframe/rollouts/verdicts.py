@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NAMES = ("reward.json", "reward.txt")
 """The first that is there is the verdict."""
+REFUSED = "reward_refused"
 LATE_NS = 1_000_000
 """Later than this after test.sh's end, a change is somebody else's."""
 _SYSTEM = ("/bin/", "/sbin/", "/lib", "/usr/", "/etc/")
@@ -90,10 +91,10 @@ def from_report(
         found(path)
         # Where others lived, another name of it is no fault of test.sh's, and nobody's to write.
         _require_own(path, file.kind, file.nlink if undisturbed else 1)
-        _tell(report, tampering, voided=False)
         return path, file.content
     led = [one for one in report.refused if not one.outsider]
-    _tell(report, tampering, voided=bool(led or unvouched or blocked))
+    if led or unvouched or blocked:
+        tampering.void(REFUSED)
     if led and not report.displaced:
         raise _prevented(led[0], workdir)
     if report.displaced and not undisturbed:
@@ -124,7 +125,7 @@ def _prevented(refusal: GuardRefusal, workdir: str) -> ColdframeError:
     )
 
 
-def _tell(report: GuardReport, tampering: Tampering, *, voided: bool) -> None:
+def tell_refused(report: GuardReport, tampering: Tampering) -> None:
     """Note once per program, file and cause who was refused."""
     told = {}
     for one in report.refused:
@@ -132,11 +133,11 @@ def _tell(report: GuardReport, tampering: Tampering, *, voided: bool) -> None:
         told[one.name, one.program, why] = one
     for name, program, why in list(told)[:LISTED]:
         tampering.found(
-            "reward_refused",
+            REFUSED,
             f"{VERIFIER_LOGS}/{name}",
             "for test.sh alone to write",
             plain_text(f"{program!r} was refused: {why}"),
-            voided=voided,
+            voided=False,
         )
 
 

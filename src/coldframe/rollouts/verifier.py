@@ -90,6 +90,7 @@ class Verifier:
     _others: int = 0
     """Processes that were not test.sh's when it ended."""
     _operation: str = ""
+    _guarding: bool = False
     _report: GuardReport | None = None
     _facts: dict[str, Any] = field(default_factory=dict)
 
@@ -188,6 +189,7 @@ class Verifier:
         return await step()
 
     async def _clear_and_bring(self) -> dict[str, str]:
+        await self._take_report()
         removed = await places.clear(self.sandbox, tests=bool(self.spec.tests))
         if "removed" not in self._facts:  # the second time it is ours
             self.note(removed=removed)
@@ -209,7 +211,16 @@ class Verifier:
         except CapabilityError:
             self.note(guarded=False, forgeable=self.forgeable)
         else:
+            self._guarding = True
             self.note(guarded=True)
+
+    async def _take_report(self) -> None:
+        """Learn from a guard what it saw, and tell whom it refused, before it goes."""
+        self._report = None
+        if self._guarding:
+            self._guarding = False
+            self._report = await self.sandbox.guard_report()
+            verdicts.tell_refused(self._report, self.tampering)
 
     async def _bring(self) -> dict[str, str]:
         """Upload the tests; return path → digest of what must be found again afterwards."""
@@ -295,10 +306,8 @@ class Verifier:
         """Leave nobody who could write while the reward and the digests are read."""
         left = await self.sandbox.processes()
         self._others = sum(one.operation_id != result.operation_id for one in left)
-        self._report = None
-        if self._facts.get("guarded"):
-            self._report = await self.sandbox.guard_report()
-        elif left:
+        await self._take_report()
+        if self._report is None and left:
             await asyncio.sleep(LINGER_S)
         self._starved = bool(left) and self._starving(result)
         if self.alone or self._starved:

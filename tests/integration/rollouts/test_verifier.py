@@ -236,6 +236,26 @@ async def test_verifier_reward_cannot_be_written_by_another_users_service(
     assert grade.survivors
 
 
+NO_VERDICT = {
+    "past its deadline": ("sleep 60", "[verifier]\ntimeout_sec = 1.5\n", VerifierDeadlineError),
+    "tests changed": ("sleep 1.2; echo >> /tests/test.sh", "", TamperedError),
+    "nothing": ("sleep 1.2", "", RewardMissingError),
+}
+
+
+@pytest.mark.parametrize("case", NO_VERDICT.values(), ids=NO_VERDICT)
+async def test_verifier_tells_who_was_refused_although_there_is_no_verdict(
+    grade: Grade, native_sandbox: AsyncSandbox, case: tuple[str, str, type[VerifierError]]
+) -> None:
+    """Who reads the record must learn of the attempt, however grading ended."""
+    script, toml, expected = case
+    await native_sandbox.exec(f"while :; do echo 1 > {TEXT}; done > /dev/null 2>&1 &")
+    error, verifier = await grade(script, toml=toml)
+
+    assert type(error) is expected
+    assert "reward_refused" in {one.what for one in verifier.tampering.events}
+
+
 async def test_verifier_runs_although_the_agent_removed_its_directory(
     grade: Grade,
     native_sandbox: AsyncSandbox,

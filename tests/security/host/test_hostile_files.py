@@ -307,6 +307,27 @@ async def test_remove_of_tree_that_moves_about_never_leaves_it(tree: Tree) -> No
     assert (tree.path.parent / "secret").exists()
 
 
+async def test_remove_of_directory_that_is_filled_again_takes_another_pass(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes in a loop meets the moment between the last unlink and the rmdir."""
+    (tree.path / "full/below").mkdir(parents=True)
+    remove, refills = os.rmdir, dict.fromkeys((b"full", b"below"), 3)
+
+    def refilled(name: bytes, *, dir_fd: int) -> None:
+        if refills[name]:
+            refills[name] -= 1
+            new = (tree.path / "full" if name == b"full" else tree.path / "full/below") / "again"
+            new.write_bytes(b"")
+        remove(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", refilled)
+    await tree.files.remove("/full", recursive=True)
+
+    assert list(tree.path.iterdir()) == []
+    assert not any(refills.values())
+
+
 # --- sizes ----------------------------------------------------------------------------
 
 

@@ -305,6 +305,13 @@ PREVENTED = {
         test=f"echo 1e-999 > {TEXT}; sleep 1.2",
         rewards=None,
     ),
+    "replaced program, behind the noise of a survivor": Plant(
+        "cp /usr/bin/env /usr/bin/env.real; "
+        f"{REPLACED.format(real='env.real')} > /tmp/e; chmod 755 /tmp/e; mv /tmp/e /usr/bin/env; "
+        + LOOP.format(write=f"for i in $(seq 200); do echo 1 > {DIR}/$i; done"),
+        test=f"sleep 1.2; /usr/bin/env sh -c 'echo 0 > {TEXT}'",
+        rewards=None,
+    ),
     "directory in the reward's place": Plant(
         LOOP.format(write=f"mkdir {TEXT}; echo 1 > {JSON}"), test=f"sleep 1.2; {ZERO}", rewards=None
     ),
