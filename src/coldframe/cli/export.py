@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,8 @@ import typer
 
 from coldframe.cli import flags, render
 from coldframe.cli.groups import group
-from coldframe.protocol.errors import InvalidRequestError
-from coldframe.rollouts.directory import AttemptKey, RunDirectory, open_run
-from coldframe.trajectories.schema import Trajectory
+from coldframe.protocol.errors import InferenceError, InvalidRequestError
+from coldframe.rollouts.directory import CONFIG_SCHEMA, AttemptKey, RunDirectory
 
 app = group()
 
@@ -35,29 +35,32 @@ def atif(
 
     A step holds the answer, its tool calls, what the model was shown, and, where the run was
     captured with --capture tokens, the exact token ids and log-probabilities. Rewards, failures and
-    what is not known stand under extra.coldframe. An attempt without any step, which ATIF cannot
-    hold, is refused by name. Exit code: 0 all are written, 1 some were refused.
+    what is not known stand under extra.coldframe. What ATIF cannot hold, such as an attempt without
+    any step, and what does not read back are refused by name. Exit code: 0 all are written, 1 some
+    were refused.
 
     Example: coldframe export atif runs/mine --out atif
     """
     from coldframe.integrations.harbor_trials import AtifExportError
-    from coldframe.trajectories.store import write_json
+    from coldframe.trajectories.store import StoreError, write_json
 
-    _, results = open_run(run)
-    chosen = [(key, one) for key, one in results.items() if attempt in (None, str(key))]
+    directory = RunDirectory(run)
+    directory.read("config.json", CONFIG_SCHEMA)
+    results = directory.written()
+    chosen = [key for key in results if attempt in (None, str(key))]
     if not chosen:
-        known = ", ".join(map(str, list(results)[:20])) or "none"
+        known = ", ".join(map(str, results[:20])) or "none"
         wanted = "an attempt" if attempt is None else f"{attempt!r}"
         raise InvalidRequestError(f"{run}: {wanted} has no result; there are: {known}")
     out.mkdir(parents=True, exist_ok=True)
     written: list[str] = []
     refused: list[dict[str, str]] = []
-    for key, one in chosen:
+    for key in chosen:
         path = out / f"{key}.json"
         try:
-            write_json(path, _document(RunDirectory(run), key, one))
+            write_json(path, _document(directory, key))
             written.append(str(path))
-        except AtifExportError as error:
+        except (AtifExportError, StoreError, InferenceError) as error:
             refused.append({"attempt": str(key), "problem": str(error)})
     if as_json:
         print(json.dumps({"written": written, "refused": refused}))
@@ -68,10 +71,10 @@ def atif(
     return 1 if refused else 0
 
 
-def _document(directory: RunDirectory, key: AttemptKey, one: Trajectory) -> dict[str, Any]:
+def _document(directory: RunDirectory, key: AttemptKey) -> dict[str, Any]:
     from coldframe.integrations.harbor_trials import to_atif
     from coldframe.trajectories.calls import read_calls
 
     journal = directory.calls(key)
-    calls = read_calls(journal) if journal.is_file() else None
-    return to_atif(one, directory.blobs, str(key), calls)
+    calls = read_calls(journal) if os.path.lexists(journal) else None
+    return to_atif(directory.result(key), directory.blobs, str(key), calls)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import RunError
 from coldframe.trajectories.calls import CALLS_FILE
 from coldframe.trajectories.holding import LOCK_FILE, held
@@ -27,6 +29,7 @@ from coldframe.trajectories.store import (
     TRAJECTORY_FILE,
     BlobStore,
     TrajectoryInvalidError,
+    read_regular,
     read_trajectory,
     write_json,
     write_trajectory,
@@ -149,7 +152,7 @@ class RunDirectory:
         """
         path = self.root / name
         try:
-            value = json.loads(path.read_bytes())
+            value = strict_json.parse(read_regular(path))
         except FileNotFoundError:
             raise RunError(f"{path}: no such file; {self.root} is not a run") from None
         except (OSError, ValueError) as error:
@@ -168,17 +171,29 @@ class RunDirectory:
         Raises:
             RunError: there is no run.
         """
+        found: dict[AttemptKey, Trajectory] = {}
+        for key in self.written():
+            with contextlib.suppress(TrajectoryInvalidError):
+                found[key] = self.result(key)
+        return found
+
+    def result(self, key: AttemptKey) -> Trajectory:
+        """Return an attempt's result. Raises TrajectoryInvalidError: it does not read back."""
+        return read_trajectory(self.attempts / str(key) / TRAJECTORY_FILE, self.blobs)
+
+    def written(self) -> list[AttemptKey]:
+        """Return every attempt for which a result was written, in order.
+
+        Raises:
+            RunError: there is no run.
+        """
         if not self.attempts.is_dir():
             raise RunError(f"{self.root}: not a run; it has no attempts")
-        found: dict[AttemptKey, Trajectory] = {}
-        for directory in self.attempts.iterdir():
-            match = _ATTEMPT.fullmatch(directory.name)
-            if match is None:
-                continue
-            key = AttemptKey(match["task"], int(match["sample"]), int(match["attempt"]))
-            with contextlib.suppress(TrajectoryInvalidError):
-                found[key] = read_trajectory(directory / TRAJECTORY_FILE, self.blobs)
-        return {key: found[key] for key in sorted(found)}
+        names = filter(None, (_ATTEMPT.fullmatch(one.name) for one in self.attempts.iterdir()))
+        keys = {AttemptKey(one["task"], int(one["sample"]), int(one["attempt"])) for one in names}
+        return sorted(
+            key for key in keys if os.path.lexists(self.attempts / str(key) / TRAJECTORY_FILE)
+        )
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""

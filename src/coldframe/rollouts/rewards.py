@@ -6,11 +6,11 @@ boolean, text, NaN or infinity is a number, and "nothing there" is not 0.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from typing import Any, NoReturn
+from typing import Any
 
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import RewardInvalidError
 
 MAX_REWARD_BYTES = 64 * 1024
@@ -47,25 +47,13 @@ def _text(text: str, path: str) -> float:
 
 
 def _json(text: str, path: str) -> dict[str, float]:
-    def constant(name: str) -> NoReturn:
-        raise RewardInvalidError(f"{path}: {name} is not finite")
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(items) > MAX_PARTS:
-            raise RewardInvalidError(_too_many(len(items), path))
-        names = [name for name, _ in items]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise RewardInvalidError(f"{path}: the key {twice[:40]!r} stands there twice")
-        return dict(items)
-
     try:
-        value = json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
-    except (ValueError, RecursionError):
-        raise RewardInvalidError(f"{path}: not JSON") from None
+        value = strict_json.parse(text)
+    except strict_json.NotStrictError as error:
+        raise RewardInvalidError(f"{path}: {error}") from None
     if not isinstance(value, dict):
         return {"reward": _number(value, path, "the value")}
-    if not value:
+    if not 1 <= len(value) <= MAX_PARTS:
         raise RewardInvalidError(_too_many(len(value), path))
     return {_name(key, path): _number(part, path, repr(key[:40])) for key, part in value.items()}
 

@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import InferenceError
 from coldframe.trajectories.base import Model
+from coldframe.trajectories.store import read_regular
 
 SCHEMA: Literal["coldframe.calls/2"] = "coldframe.calls/2"
 CALLS_FILE = "calls.jsonl"
@@ -264,7 +266,7 @@ def _turn(path: Path, line: CallLine, ids: dict[int, tuple[int, ...]]) -> Turn:
 
 def _lines(path: Path) -> Iterator[Line]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         raise InferenceError(
             f"{path}: no journal of calls; a run keeps them only if it is made with --capture"
@@ -273,7 +275,7 @@ def _lines(path: Path) -> Iterator[Line]:
         raise InferenceError(f"{path}: no journal of calls: {error.strerror}") from error
     for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            value = json.loads(raw)
+            value = strict_json.parse(raw)
             yield _LINES[value["type"]].model_validate(value)
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise InferenceError(f"{path}:{number}: no line of a journal: {error}") from error

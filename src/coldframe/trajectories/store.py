@@ -8,9 +8,11 @@ reported as written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import ColdframeError, Side
 from coldframe.trajectories.base import BlobRef, OutputRef
 from coldframe.trajectories.schema import Trajectory
@@ -25,6 +28,8 @@ from coldframe.trajectories.schema import Trajectory
 __all__ = ["BlobStore", "StoreError", "TrajectoryInvalidError", "read_trajectory", "write_json"]
 
 TRAJECTORY_FILE = "trajectory.json"
+MAX_FILE_BYTES = 1 << 30
+"""Of what is read as a whole: a directory may be somebody else's."""
 
 
 class StoreError(ColdframeError):
@@ -88,6 +93,22 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, text.encode("utf-8", "backslashreplace") + b"\n")
 
 
+def read_regular(path: Path) -> bytes:
+    """Return the bytes of a file; nothing that blocks or never ends is taken for one.
+
+    Raises:
+        OSError: there is none, it is no regular file, or has over MAX_FILE_BYTES.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise OSError(errno.EFBIG, f"is over {MAX_FILE_BYTES} bytes")
+        return file.read()
+
+
 class BlobStore:
     """Bytes under the digest of themselves; the same bytes are stored once."""
 
@@ -132,9 +153,11 @@ class BlobStore:
         """
         path = self.path(ref.sha256)
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except FileNotFoundError:
             raise StoreError(f"{path}: this blob is missing") from None
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != ref.sha256:
             raise StoreError(f"{path}: the content is not what its name says")
         return content
@@ -180,7 +203,11 @@ def read_trajectory(path: Path, blobs: BlobStore, *, verify_blobs: bool = False)
         TrajectoryInvalidError: it is missing, cut, of another schema, or lacks a blob.
     """
     try:
-        trajectory = Trajectory.model_validate_json(path.read_bytes())
+        content = read_regular(path)
+        strict_json.parse(content)  # pydantic takes NaN, and the last of two keys
+        trajectory = Trajectory.model_validate_json(content)
+    except strict_json.NotStrictError as error:
+        raise TrajectoryInvalidError(f"{path}: {error}") from None
     except OSError as error:
         raise TrajectoryInvalidError(f"{path}: {error.strerror or error}") from None
     except ValidationError as error:

@@ -34,6 +34,7 @@ from tests.unit.integrations.atif_samples import (
 
 Json = dict[str, Any]
 SECRET = "sk-should-not-be-kept"
+REWARDED_TWICE = '{"verifier_result": {"rewards": {"reward": 0.0, "reward": 1.0}}}'
 
 
 def result(name: str = "one__abc", **changes: Any) -> Json:
@@ -284,6 +285,7 @@ def put(text: str) -> Callable[[Path], Any]:
         (put(json.dumps(result(task_name="half a pair: \ud800"))), "", "no Unicode"),
         (put("[" * 100_000), "", "not JSON"),
         (put('{"id": NaN}'), "", "holds NaN"),
+        (put(REWARDED_TWICE), "", "the key 'reward' more than once"),
         (put("[]"), "", "valid dictionary"),
         (put(json.dumps(result(task_name=7))), "task_name", "valid string"),
         (put(json.dumps(result(agent_info={"name": "a"}))), "agent_info.version", "required"),

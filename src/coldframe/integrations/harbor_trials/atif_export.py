@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from coldframe.integrations.harbor_trials.steps import PARTS_RULE
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import ColdframeError, Side
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.calls import CallLine, CapturedCalls
@@ -39,7 +40,7 @@ def to_atif(
         name: of the attempt: TASK.SAMPLE.ATTEMPT.
         calls: the journal of its calls, if it was captured.
     Raises:
-        AtifExportError: it has no step, which ATIF must have.
+        AtifExportError: it has no step, which ATIF must have, or holds what is none of ours.
         StoreError: a blob is missing or was changed.
     """
     return _Exporter(trajectory, blobs, name, calls).document()
@@ -123,8 +124,8 @@ class _Exporter:
 
     def _prompt(self, messages: Sequence[BlobRef]) -> Iterator[Json]:
         for blob in messages:
-            message = json.loads(self._blobs.get(blob))
-            source = message["role"] if message["role"] in ("system", "user") else "user"
+            message = self._object(blob, "prompt")
+            source = "system" if message.get("role") == "system" else "user"
             yield {"source": source, "message": self._content(message.get("content"))}
 
     def _step(self, step: Step) -> Iterator[Json]:
@@ -138,7 +139,7 @@ class _Exporter:
             self._notes.append(f"step {step.index}: the model gave no answer, so it is left out")
             return
         if step.started_at is not None:
-            made["timestamp"] = datetime.fromtimestamp(step.started_at, UTC).isoformat()
+            made["timestamp"] = self._moment(step.started_at, f"steps.{step.index}.started_at")
         known = {one["tool_call_id"] for one in made.get("tool_calls", ())}
         results: list[Json] = []
         after: list[Json] = []
@@ -200,21 +201,36 @@ class _Exporter:
     def _imported(self, step: Step) -> Json:
         """Return a step that was ATIF already; what it refers to outside is named, not taken."""
         assert step.action is not None
-        raw = json.loads(self._blobs.get(step.action))
+        raw = self._object(step.action, f"steps.{step.index}.action")
         left_out = {"step_id", "observation", "is_copied_context"}
         made = {name: value for name, value in raw.items() if name not in left_out}
-        made["message"] = self._content(raw["message"])
+        made["message"] = self._content(raw.get("message"))
         return {name: value for name, value in made.items() if value is not None}
 
     def _message(self, step: Step) -> Json:
         assert step.action is not None
         try:
-            answer = json.loads(self._blobs.get(step.action))
+            answer = strict_json.parse(self._blobs.get(step.action))
             message = answer["choices"][0]["message"]
         except (ValueError, LookupError, TypeError):
             self._notes.append(f"step {step.index}: the answer is no chat completion, so not told")
             return {}
         return message if isinstance(message, dict) else {}
+
+    def _object(self, blob: BlobRef, field: str) -> Json:
+        try:
+            value = strict_json.parse(self._blobs.get(blob))
+        except strict_json.NotStrictError as error:
+            raise AtifExportError(f"{self._name}: {field}: {error}") from None
+        if not isinstance(value, dict):
+            raise AtifExportError(f"{self._name}: {field}: is no JSON object")
+        return value
+
+    def _moment(self, seconds: float, field: str) -> str:
+        try:
+            return datetime.fromtimestamp(seconds, UTC).isoformat()
+        except (ValueError, OverflowError, OSError):
+            raise AtifExportError(f"{self._name}: {field}: {seconds:g} is no time") from None
 
     def _content(self, content: Any) -> Any:
         """Return a message as ATIF has it: text, or parts; files beside it are only named."""
@@ -265,8 +281,8 @@ def _answered(step: Step) -> bool:
 
 def _parts(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return strict_json.parse(text)
+    except strict_json.NotStrictError:
         return text
 
 
@@ -276,8 +292,8 @@ def _tool_call(call: Any) -> Json:
     function = function if isinstance(function, dict) else {}
     written = function.get("arguments")
     try:
-        arguments = json.loads(written) if isinstance(written, str) else None
-    except (ValueError, RecursionError):
+        arguments = strict_json.parse(written) if isinstance(written, str) else None
+    except strict_json.NotStrictError:
         arguments = None
     made: Json = {
         "tool_call_id": str(call.get("id", "")) if isinstance(call, dict) else "",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import ColdframeError, Side
 
 MAX_FILE_BYTES = 128 << 20
@@ -137,22 +138,18 @@ def parse(content: bytes, file: str) -> Any:
     """Return JSON that somebody else wrote.
 
     Raises:
-        ImportRefusedError: it is none.
+        ImportRefusedError: it is none, or could mean two things.
     """
-
-    def refuse(name: str) -> float:
-        raise ImportRefusedError(file, "", f"holds {name}, which is no JSON")
-
     try:
-        value = json.loads(content.decode(), parse_constant=refuse)
+        value = strict_json.parse(content)
         if b"\\ud" in content.lower():
             # Half a surrogate pair is JSON, but no text: nothing that holds it can be written.
             json.dumps(value, ensure_ascii=False).encode()
+        return value
     except UnicodeError:
         raise ImportRefusedError(file, "", "holds text that is no Unicode") from None
-    except (ValueError, RecursionError):
-        raise ImportRefusedError(file, "", "is not JSON") from None
-    return value
+    except strict_json.NotStrictError as error:
+        raise ImportRefusedError(file, "", str(error)) from None
 
 
 def validated(model: type[M], value: Any, file: str) -> M:
