@@ -6,11 +6,13 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 
-from coldframe.host import guard
+from coldframe.host import guard_mount
 from coldframe.host.cgroups import Strain, strain
 from coldframe.host.fanotify import Listener
 from coldframe.host.fsthreads import run_to_its_end
 from coldframe.host.guard import Guard, Kept, Refused
+from coldframe.host.guard_command import cgroup_of
+from coldframe.host.guard_mount import Site, Wanted
 from coldframe.host.processes import namespace_of
 from coldframe.host.roottree import closing, path_bytes, typed_errors
 from coldframe.host.spawner import Started
@@ -55,7 +57,7 @@ class NativeGuard:
     def __init__(self, parts: Parts) -> None:
         self._created, self._files, self._layers = parts.created, parts.files, parts.layers
         self._slots, self._cgroups = parts.guards, parts.cgroups
-        self._ready_ns = guard.file_time_ns()
+        self._ready_ns = guard_mount.file_time_ns()
         self._guard: Guard | None = None
         self._strain = Strain(0.0, 0)
         self._namespace = -1
@@ -82,27 +84,24 @@ class NativeGuard:
     def _begin(self, request: GuardRequest, others: tuple[int, ...]) -> Guard:
         path = path_bytes(request.path)
         tree = self._files.tree
+        site = Site(
+            *(self._created.pid, self._namespace, tree.root, tree.id_base),
+            *(self._layers, self._ready_ns),
+        )
+        wanted = Wanted(
+            owner=(tree.host_id(request.owner[0]), tree.host_id(request.owner[1])),
+            size_bytes=request.size_bytes,
+            names=frozenset(map(os.fsencode, request.names)),
+            trusted=[os.fsencode(one) for one in request.trusted],
+            others=frozenset(filter(None, map(cgroup_of, others))),
+        )
         with typed_errors(path):
             target = tree.open(path)
         with closing(target):
             if not stat.S_ISDIR(os.fstat(target).st_mode):
                 raise PathExistsError(f"{request.path!r} is no directory")
             try:
-                return guard.begin(
-                    self._created.sandbox_id,
-                    self._created.pid,
-                    self._namespace,
-                    tree.root,
-                    target,
-                    id_base=tree.id_base,
-                    owner=(tree.host_id(request.owner[0]), tree.host_id(request.owner[1])),
-                    size_bytes=request.size_bytes,
-                    names=[os.fsencode(name) for name in request.names],
-                    layers=self._layers,
-                    created_ns=self._ready_ns,
-                    trusted=[os.fsencode(one) for one in request.trusted],
-                    others=frozenset(filter(None, map(guard.cgroup_of, others))),
-                )
+                return guard_mount.begin(site, target, wanted)
             except OSError as error:
                 raise CapabilityError(
                     f"{request.path!r} cannot be guarded: {error.strerror or error}"
@@ -122,7 +121,7 @@ class NativeGuard:
     def admit(self, started: Started) -> None:
         """The command has begun."""
         if self._guard is not None:
-            self._guard.admit(started.host_pid)
+            self._guard.command.admit(started.host_pid)
 
     async def report(self) -> GuardReport:
         """See `SandboxHandle.guard_report`."""
@@ -136,7 +135,7 @@ class NativeGuard:
             displaced=tuple(map(os.fsdecode, self._guard.displaced(kept))),
             refused=tuple(map(_refusal, self._guard.refused)),
             touched=None if touched is None else os.fsdecode(touched),
-            alone=not self._guard.others,
+            alone=not self._guard.command.others,
             lost=self._guard.lost,
             cpu_s=now.cpu_s - self._strain.cpu_s,
             forks_refused=now.forks_refused - self._strain.forks_refused,
@@ -149,7 +148,7 @@ class NativeGuard:
             return
         try:
             if unmount:
-                await run_to_its_end(guard.unmount, ended, self._namespace)
+                await run_to_its_end(guard_mount.unmount, ended, self._namespace)
         finally:
             await run_to_its_end(ended.close)
             self._close_namespace()

@@ -1,0 +1,148 @@
+"""Mount the file system of a guarded directory in its sandbox, watched from the first open on.
+
+By descriptors alone: no path of the sandbox's is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldframe.host import fanotify, syscalls
+from coldframe.host.fanotify import ACCESS, CLOSE_WRITE, MODIFY, OPEN, OPEN_EXEC, OPEN_PERM
+from coldframe.host.guard import Guard
+from coldframe.host.guard_command import GuardedCommand
+from coldframe.host.provenance import Ledger
+from coldframe.host.roottree import closing
+
+_MNT_DETACH = 2
+_REALTIME_COARSE = 5
+_NEWNS = 0x20000
+_NOSUID, _NODEV, _NOEXEC = 0x2, 0x4, 0x8
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The sandbox of which a directory is guarded. The descriptors stay the caller's."""
+
+    init_pid: int
+    """On the host."""
+    mount_namespace: int
+    root: int
+    """O_PATH."""
+    id_base: int
+    layers: Sequence[Path]
+    """Trees of the image, top first."""
+    ready_ns: int
+    """`file_time_ns` when it was ready."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of a guard."""
+
+    owner: tuple[int, int]
+    """Host ids."""
+    size_bytes: int
+    names: frozenset[bytes]
+    """Files that are vouched for."""
+    trusted: Sequence[bytes]
+    """See `Ledger`."""
+    others: frozenset[str]
+    """See `GuardedCommand`."""
+
+
+def begin(site: Site, target: int, wanted: Wanted) -> Guard:
+    """Mount over a directory (O_PATH, in the sandbox's namespace) and begin to judge.
+
+    Raises:
+        OSError: it cannot be mounted or watched.
+    """
+    uid, gid = map(str, wanted.owner)
+    options = {"size": str(wanted.size_bytes), "mode": "0700", "uid": uid, "gid": gid}
+    mount = syscalls.mount_detached("tmpfs", options, _NOSUID | _NODEV | _NOEXEC)
+    listeners: list[fanotify.Listener] = []
+    try:
+        listeners.append(listener := fanotify.Listener())
+        listeners.append(changes := fanotify.ChangeListener(mount))
+        _watch(listener, mount, b".", OPEN_PERM)
+        _watch(changes, mount, b".", MODIFY | CLOSE_WRITE)
+        for place in (b".", b"dev/shm", b"tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                _watch(listener, site.root, place, ACCESS | OPEN | OPEN_EXEC | MODIFY | CLOSE_WRITE)
+        if fanotify.birth(site.root).made_ns == 0:
+            raise OSError(0, "its file system does not know when files were made")
+        command = GuardedCommand(wanted.others)
+        guard = Guard(
+            *((mount, listener, changes), command),
+            Ledger(site.ready_ns, _next_tick(), site.layers, wanted.trusted, command.is_outsider),
+            wanted.names,
+            root=os.dup(site.root),
+            id_base=site.id_base,
+            init_pid=site.init_pid,
+        )
+    except BaseException:
+        os.close(mount)
+        for one in listeners:
+            one.close()
+        raise
+    try:
+        in_namespace(site.mount_namespace, lambda: syscalls.move_mount(mount, target))
+    except BaseException:
+        guard.abandon()
+        raise
+    guard.start()
+    return guard
+
+
+def _watch(listener: fanotify.Listener, root: int, place: bytes, events: int) -> None:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
+    with closing(syscalls.openat2(root, place, flags, resolve=resolve)) as fd:
+        listener.watch(fd, events)
+
+
+def unmount(guard: Guard, mount_namespace: int) -> None:
+    """Take the directory away, whoever has files open in it. Raises OSError."""
+
+    def work() -> None:
+        os.fchdir(guard.mount)
+        if _libc.umount2(b".", _MNT_DETACH) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), "umount")
+
+    in_namespace(mount_namespace, work)
+
+
+def in_namespace(mount_namespace: int, work: Callable[[], None]) -> None:
+    """Do something in a mount namespace, in a thread that ends with it. By descriptors only."""
+
+    def enter() -> None:
+        syscalls.unshare(syscalls.CLONE_FS)
+        if _libc.setns(ctypes.c_int(mount_namespace), _NEWNS) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), "setns")
+        work()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(enter).result()
+
+
+def _next_tick() -> int:
+    """Wait until files are made at a later time than now; they carry that of the last tick."""
+    now = file_time_ns()
+    while (then := file_time_ns()) == now:
+        time.sleep(0.0005)
+    return then
+
+
+def file_time_ns() -> int:
+    """Return the time that a file made now would have: that of the kernel's last tick."""
+    return time.clock_gettime_ns(_REALTIME_COARSE)
