@@ -336,6 +336,11 @@ void exec_kill(struct exec *exec, enum reason cause)
 	timer_in(&exec->timer, (exec->ended ? 1 : 50) * NS_PER_MS);
 }
 
+static bool is_late(const struct exec *exec)
+{
+	return exec->deadline && now_ns() >= exec->deadline;
+}
+
 static void timer_fired(struct timer *timer)
 {
 	struct exec *exec = container_of(timer, struct exec, timer);
@@ -349,8 +354,35 @@ static void timer_fired(struct timer *timer)
 		conclude_when_dead(exec);
 	else if (exec->killed)
 		check_killed(exec);
-	else
+	else if (is_late(exec) || !kept_waits(exec->kept))
 		exec_kill(exec, REASON_DEADLINE);
+	/* Else it has reported to the next daemon that what was to end by now did. */
+}
+
+/* --- without a daemon ------------------------------------------------------------------ */
+
+/* Whether its timer is for its end alone. */
+static bool only_runs(const struct exec *exec)
+{
+	return !(exec->launch || exec->leader_gone || exec->killed || exec->ended);
+}
+
+void exec_lease_on(struct exec *exec)
+{
+	uint64_t now = clock_ns(CLOCK_REALTIME);
+	uint64_t left = exec->expires_ns > now ? exec->expires_ns - now : 0;
+
+	if (exec->expires_ns && only_runs(exec) && !(exec->deadline && exec->deadline < now_ns() + left))
+		timer_in(&exec->timer, left);
+}
+
+void exec_lease_off(struct exec *exec)
+{
+	if (!exec->expires_ns || !only_runs(exec))
+		return;
+	timer_cancel(&exec->timer);
+	if (exec->deadline)
+		timer_set(&exec->timer, exec->deadline);
 }
 
 void exec_cgroup_event(int watch)

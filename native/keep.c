@@ -4,9 +4,11 @@
  * the sandbox or command. Notes are the node's: nothing here looks into them.
  */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -155,6 +157,19 @@ struct kept *keep(const char *name, enum kept_kind kind, const struct keep_spec 
 	*(last ? &last->later : &first) = kept;
 	last = kept;
 	return kept;
+}
+
+bool kept_waits(const struct kept *kept)
+{
+	for (unsigned i = 0; kept && i < kept->count; i++) {
+		struct pollfd one = {.fd = kept->fds[i], .events = POLLIN};
+		struct stat st;
+
+		if (fstat(one.fd, &st) == 0 && S_ISFIFO(st.st_mode) && poll(&one, 1, 0) == 1 &&
+		    one.revents & POLLIN)
+			return true;
+	}
+	return false;
 }
 
 void keep_exec(struct kept *kept, struct exec *exec)

@@ -33,10 +33,13 @@ int handle_keep(struct request *r)
 {
 	struct keep_spec spec = {0};
 	struct sandbox *sandbox;
+	struct exec *exec;
 	const char *name = NULL;
+	uint64_t id = 0;
 	int error;
 
-	TRY(TAKE_OTHERS(r, take_keep_field, &spec, TEXT(TAG_KEPT, &name, ID_MAX)));
+	TRY(TAKE_OTHERS(r, take_keep_field, &spec, TEXT(TAG_KEPT, &name, ID_MAX),
+			NUMBERS(TAG_EXEC_ID, &id, 1)));
 	if (!name || !*name)
 		return refuse(r, EINVAL, "no name is given");
 	if (!keep(name, KEPT_PLAIN, &spec, &error))
@@ -44,6 +47,9 @@ int handle_keep(struct request *r)
 	sandbox = sandbox_find(name);
 	if (sandbox && spec.expires)
 		sandbox->expires_ns = spec.expires_ns;
+	exec = exec_find(id);
+	if (exec && spec.expires)
+		exec->expires_ns = spec.expires_ns;
 	answer_ok(r->frame->request);
 	return 0;
 }

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#define PROTOCOL_VERSION 2
+#define PROTOCOL_VERSION 3
 #define MAX_FRAME (4u << 20)
 #define MAX_DESCRIPTORS 16u
 

@@ -295,6 +295,8 @@ void sandbox_lease_on(struct sandbox *sandbox)
 	if (kept_has(sandbox->id)) {
 		if (sandbox->expires_ns)
 			timer_in(&sandbox->lease, left);
+		for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
+			exec_lease_on(exec);
 	} else if (sandbox->create_request) {
 		sandbox->unwanted = true;
 	} else {
@@ -305,6 +307,8 @@ void sandbox_lease_on(struct sandbox *sandbox)
 void sandbox_lease_off(struct sandbox *sandbox)
 {
 	timer_cancel(&sandbox->lease);
+	for (struct exec *exec = sandbox->execs; exec; exec = exec->sibling)
+		exec_lease_off(exec);
 }
 
 void sandbox_await(struct sandbox *sandbox, uint64_t request)

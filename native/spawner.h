@@ -203,6 +203,7 @@ struct exec {
 	uint64_t began_ns; /* CLOCK_MONOTONIC */
 	uint64_t began_real_ns;
 	uint64_t deadline; /* CLOCK_MONOTONIC, or 0 */
+	uint64_t expires_ns; /* CLOCK_REALTIME; 0: never. Then it is killed if there is no daemon */
 	uint64_t ooms_before;
 	struct timer timer;
 	unsigned tries;
@@ -313,6 +314,8 @@ struct kept *keep(const char *name, enum kept_kind kind, const struct keep_spec 
 bool kept_has(const char *name);
 /* It is that of a command, whose last answer will be kept, too. */
 void keep_exec(struct kept *kept, struct exec *exec);
+/* Whether something has come through a pipe that is kept with it, which nobody has read. */
+bool kept_waits(const struct kept *kept);
 void keep_answer(struct exec *exec, const struct builder *b);
 /* Keep it no longer, unless it is of a command that runs. */
 void keep_drop(const char *name);
@@ -469,6 +472,9 @@ struct exec_spec {
 	struct keep_spec keep;
 };
 struct exec *exec_find(uint64_t id);
+/* There is no daemon, or one again. */
+void exec_lease_on(struct exec *exec);
+void exec_lease_off(struct exec *exec);
 static inline bool is_queued(const struct exec *exec)
 {
 	return exec->queued.next;

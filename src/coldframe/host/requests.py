@@ -100,7 +100,7 @@ def keep_fields(keep: Keep | None, descriptors: list[int]) -> list[Field]:
 
 
 def lease_fields(keep: Keep | None) -> list[Field]:
-    """Return until when a sandbox may live without a daemon."""
+    """Return until when a sandbox or command may live without a daemon."""
     if keep is None:
         return []
     expires_ns = 0 if keep.expires_at is None else max(1, int(keep.expires_at * 1e9))

@@ -61,7 +61,7 @@ class Keep:
     descriptors: Sequence[int] | None = None
     """At most 6. Not taken over. None: what is kept stays."""
     expires_at: float | None = None
-    """Unix seconds at which a worker without a daemon ends the sandbox."""
+    """Unix seconds at which a worker without a daemon ends the sandbox or command."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_FRAME: Final = 4 << 20
 MAX_DESCRIPTORS: Final = 16
 

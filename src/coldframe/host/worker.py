@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coldframe.host import answers, requests
+from coldframe.host import answers, requests, wire
 from coldframe.host.descriptors import needing_room
 from coldframe.host.link import Link
 from coldframe.host.outcome import Outcome
@@ -121,6 +121,11 @@ class Worker:
     def keep(self, name: str, keep: Keep) -> None:
         """Let it keep something under a name, for the next daemon."""
         self._keep(name, keep, [])
+
+    def keep_with_exec(self, name: str, exec_id: int, keep: Keep) -> None:
+        """As `keep`; without a daemon that command is killed when it expires."""
+        fields = [(Tag.EXEC_ID, wire.U64.pack(exec_id)), *requests.lease_fields(keep)]
+        self._keep(name, keep, fields)
 
     def keep_sandbox(self, sandbox_id: str, keep: Keep) -> None:
         """Replace what is kept with a sandbox of its own, which may have ended."""

@@ -92,7 +92,7 @@ class Legacy:
     def note_session(self, session: Session) -> None:
         """What is to be kept of it has changed: it goes with its shell."""
         if self.keeps is not None:
-            self.keeps.note_exec(session.id, _json(session.noted()))
+            self.keeps.note_exec(session.id, _json(session.noted()), session.due_at)
 
     def drop_sandbox(self, sandbox: Sandbox) -> None:
         """It is known no more."""

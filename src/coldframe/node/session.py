@@ -143,6 +143,12 @@ class Session:
                 f"{ended.returncode})"
             )
 
+    @property
+    def due_at(self) -> float | None:
+        """Unix seconds at which the command that runs is to end; None: none, or never."""
+        last = self.last
+        return None if last is None or last.over.done() else last.due_at
+
     def noted(self) -> dict[str, Any]:
         """Return what the next process needs to go on with it, as JSON values."""
         return {

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from coldframe.node.session import Session
 
 
+_HEAR_S = 2.0
+"""How long a shell has to report what it did while no process listened, however late that is."""
+
+
 class SessionCommand:
     """See `RunningExec`. Its streams are pieces of the shell's, known once it has begun."""
 
     pid = None
 
-    def __init__(self, session: Session, operation: ExecOperation) -> None:
+    def __init__(
+        self, session: Session, operation: ExecOperation, *, adopted: bool = False
+    ) -> None:
+        """`adopted`: another process has begun it."""
         self.session, self.operation = session, operation
         self.request = operation.request
         self.nonce = shellscript.new_nonce()
@@ -37,6 +44,13 @@ class SessionCommand:
         """Done when nothing is added to its output any more."""
         self.result: ExecResult | None = None
         self._late_at: float | None = None
+        self._least_s = _HEAR_S if adopted else 0.0
+
+    @property
+    def due_at(self) -> float | None:
+        """Unix seconds of its deadline, once it has begun; None: it has none."""
+        deadline_s = self.request.deadline_s
+        return None if deadline_s is None else self.operation.began_at + deadline_s
 
     # --- its life, told by the session ------------------------------------------------
 
@@ -47,11 +61,10 @@ class SessionCommand:
 
     async def waits_for(self, status: asyncio.Task[Any], at_most_s: float | None = None) -> bool:
         """Wait for its status until its deadline, or until it is to be given up."""
-        deadline_s = self.request.deadline_s
-        if deadline_s is not None:
-            if self._late_at is None:  # of one that another process had begun some is over
-                ran_s = time.time() - self.operation.began_at
-                self._late_at = time.monotonic() + deadline_s - ran_s
+        if self.due_at is not None:
+            if self._late_at is None:
+                left = max(self.due_at - time.time(), self._least_s)
+                self._late_at = time.monotonic() + left
             left = max(0.0, self._late_at - time.monotonic())
             at_most_s = left if at_most_s is None else min(left, at_most_s)
         waits: set[asyncio.Future[Any]] = {status, self.stop}

@@ -206,7 +206,7 @@ class Sessions:
         operation = ExecOperation(request.operation_id, session.shell.sandbox, request)
         operation.dispatched, operation.began_at = True, told["began_at"]
         operation.queued_s, operation.trace_id = told["queued_s"], told["trace_id"]
-        command = SessionCommand(session, operation)
+        command = SessionCommand(session, operation, adopted=True)
         command.nonce, command.began = told["nonce"].encode(), tuple(told["began"])
         session.last = command
         if result is None:

@@ -212,14 +212,15 @@ class Keeping:
                 self.drop_exec(oldest)
                 self._notes.dropped_exec(oldest)
 
-    def note_exec(self, operation_id: str, more: bytes) -> None:
-        """Replace what the node notes besides."""
+    def note_exec(self, operation_id: str, more: bytes, due_at: float | None = None) -> None:
+        """See `Keeps.note_exec`."""
         known = self._execs.get(operation_id)
         if known is not None:
             self._more.add(operation_id)
             worker, exec_id = known
             with packed((more,), ()) as (note, descriptors):
-                worker.keep(f"{MORE}{exec_id}", Keep(note, descriptors))
+                keep = Keep(note, descriptors, due_at)
+                worker.keep_with_exec(f"{MORE}{exec_id}", exec_id, keep)
 
     def drop_exec(self, operation_id: str) -> None:
         """How it ended is not needed any more."""

@@ -73,8 +73,12 @@ class Keeps(Protocol):
     def note_sandbox(self, sandbox_id: str) -> None:
         """Ask for its note anew, also when it has ended."""
 
-    def note_exec(self, operation_id: str, more: bytes) -> None:
-        """Keep this, too, with a command that has been started; it replaces what was before."""
+    def note_exec(self, operation_id: str, more: bytes, due_at: float | None = None) -> None:
+        """Keep this, too, with a command that has been started; it replaces what was before.
+
+        At `due_at`, Unix seconds, it is killed as at a deadline if there is no process then, unless
+        its status pipe has something that nobody has read.
+        """
 
     def drop_sandbox(self, sandbox_id: str) -> None:
         """Keep nothing of an ended sandbox any more."""

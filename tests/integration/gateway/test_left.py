@@ -31,6 +31,7 @@ from coldframe.protocol.errors import (
     VersionMismatchError,
 )
 from coldframe.protocol.models import SandboxState
+from tests.fixtures.census import processes_of
 from tests.fixtures.restart import IMAGE, Services
 from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import http
@@ -39,24 +40,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
     pytest.mark.timeout(400),
 ]
-
-
-def _processes_of(sandbox_id: str) -> list[int]:
-    """Host pids of everything in a sandbox, its pid 1 first."""
-    found = [
-        pid
-        for pid, _ in census.sandbox_processes()
-        if (census.sandbox_of(pid) or ("", ""))[1] == sandbox_id
-    ]
-    return sorted(found, key=lambda pid: _state_of(pid, "NSpid").split()[-1] != "1")
-
-
-def _state_of(pid: int, name: str) -> str:
-    with contextlib.suppress(OSError):  # it has just ended
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return line.partition(":")[2]
-    return "0"
 
 
 def _workers_of(services: Services) -> list[int]:
@@ -91,10 +74,10 @@ def test_what_ends_while_no_service_lives_ends_as_it_should(
         versions = {one.id: one.refresh().version for one in (stays, leased, dies)}
         leased.renew(5.0)
         services.kill()
-        os.kill(_processes_of(dies.id)[0], signal.SIGKILL)
-        wait_until(lambda: not _processes_of(dies.id))
-        wait_until(lambda: len(_processes_of(leased.id)) == 1)  # pid 1 alone
-        wait_until(lambda: len(_processes_of(stays.id)) == 2)  # and `ends`
+        os.kill(processes_of(dies.id)[0], signal.SIGKILL)
+        wait_until(lambda: not processes_of(dies.id))
+        wait_until(lambda: len(processes_of(leased.id)) == 1)  # pid 1 alone
+        wait_until(lambda: len(processes_of(stays.id)) == 2)  # and `ends`
 
         services.start()
         assert (quick.wait().reason, quick.wait().exit_code) == ("exit", 7)
@@ -202,12 +185,12 @@ def test_last_words_of_leftovers_are_kept_for_the_next_service(services: Service
             assert command.wait().text == "early\n"
         sandbox.start("sleep 2; touch soon").read(wait=False)
         services.kill()
-        wait_until(lambda: len(_processes_of(sandbox.id)) == 3)  # pid 1, what waits, and its sleep
+        wait_until(lambda: len(processes_of(sandbox.id)) == 3)  # pid 1, what waits, and its sleep
 
         services.start()
         assert first.read().data == b"early\nlate\n"
         assert sandbox.exec("touch later").exit_code == 0
-        wait_until(lambda: len(_processes_of(sandbox.id)) == 1)
+        wait_until(lambda: len(processes_of(sandbox.id)) == 1)
         assert second.read().data == b"early\nlate\n"
 
 
@@ -388,7 +371,7 @@ def test_what_nobody_serves_is_told_kept_and_ended_on_request(services: Services
 
     ended = services.command("gc", "--all")
     assert (ended.returncode, "which no process served" in ended.stdout) == (0, True)
-    assert _processes_of(sandbox.id) == []
+    assert processes_of(sandbox.id) == []
     assert list((services.home / "nodes").iterdir()) == []
     assert machine.survey(services.home).ledger().balanced
 
@@ -403,7 +386,7 @@ def test_nobody_coming_back_ends_it(make_services: Callable[..., Services]) -> N
     services.kill()
     assert len(orphans.left(services.home)) == 1
     wait_until(lambda: orphans.left(services.home) == ())
-    assert _processes_of(sandbox.id) == []
+    assert processes_of(sandbox.id) == []
     assert services.command("gc").returncode == 0
 
 
@@ -419,7 +402,7 @@ def test_home_that_was_removed_takes_what_nobody_serves_along(services: Services
     (node,) = nodes.iterdir()
     shutil.rmtree(nodes)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spawners))
-    assert _processes_of(sandbox.id) == []
+    assert processes_of(sandbox.id) == []
     reap_cgroups(census.node_cgroups(node.name))
 
 

@@ -22,6 +22,7 @@ from coldframe.protocol.errors import (
     OperationMismatchError,
     OperationNotFoundError,
 )
+from tests.fixtures.census import processes_of
 from tests.fixtures.restart import IMAGE, Services
 from tests.fixtures.service import Service
 from tests.fixtures.waiting import wait_until
@@ -181,3 +182,31 @@ def test_session_answer_that_was_lost_with_the_service_is_given_again(services: 
         ended = sandbox.attach_session(session.operation_id).ended
         assert ended is not None
         assert ended.exit_code == 4
+
+
+@needs_root
+def test_session_command_ends_at_its_deadline_while_no_service_lives(services: Services) -> None:
+    """What spins on for as long as nobody comes back takes the machine from everybody else."""
+    services.start()
+    with services.client() as client, ThreadPoolExecutor(2) as pool:
+        sandbox, other = client.create_sandbox(IMAGE), client.create_sandbox(IMAGE)
+        late, done = sandbox.session(), other.session()
+        done.exec("x=kept")
+        in_time = "sleep 2; echo in time; (exit 7)"
+        running = [
+            pool.submit(done.exec, in_time, deadline_s=4, operation_id="in-time"),
+            pool.submit(late.exec, "sleep 600; echo never", deadline_s=6, operation_id="late"),
+        ]
+        wait_until(lambda: late.refresh().running == "late")
+        wait_until(lambda: done.refresh().running == "in-time")
+        services.kill()
+        wait_until(lambda: len(processes_of(sandbox.id)) == 1)  # pid 1 alone
+        assert len(processes_of(other.id)) == 2  # and the shell
+        services.start()
+
+        told, spun = (one.result(60) for one in running)
+        assert (told.reason, told.exit_code, told.text) == ("exit", 7, "in time\n")
+        assert (spun.reason, spun.signal, spun.text) == ("deadline", 9, "")
+        assert done.exec("echo $? $x").text == "7 kept\n"
+        with pytest.raises(SessionEndedError, match="deadline"):
+            late.exec("true")

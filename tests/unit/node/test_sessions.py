@@ -131,7 +131,8 @@ class _FakeOutliving:
     def __init__(self) -> None:
         self.noted: list[tuple[str, bytes]] = []
 
-    def note_exec(self, operation_id: str, more: bytes) -> None:
+    def note_exec(self, operation_id: str, more: bytes, due_at: float | None = None) -> None:
+        del due_at
         self.noted.append((operation_id, more))
 
 
