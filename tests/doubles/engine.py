@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 Message = dict[str, Any]
 Script = Callable[[list[Message]], Message]
@@ -123,6 +123,8 @@ class StandInEngine:
     remembers: bool = True
     processed: bool = True
     """Whether log-probabilities are those of the distribution that it samples from."""
+    form: Literal["vllm", "sglang"] = "vllm"
+    """Where the ids of the prompt stand: beside the choices, or in the choice."""
     delay_s: float = 0.0
     log: list[Logged] = field(default_factory=list, repr=False)
     requests: list[dict[str, Any]] = field(default_factory=list, repr=False)
@@ -279,7 +281,7 @@ class StandInEngine:
             ]
             choice["logprobs"] = {"content": content}
         if body.get("return_token_ids"):
-            answer["prompt_token_ids"] = prompt
+            (answer if self.form == "vllm" else choice)["prompt_token_ids"] = prompt
             choice["token_ids"] = completion
         return answer
 

@@ -1,7 +1,7 @@
 """What of an engine's answer may be recorded. Checked on arrival; nothing is filled in.
 
-Reads vLLM's form: `prompt_token_ids` beside the choices, `token_ids` and `logprobs.content` in
-the choice, `usage` as the engine's own count.
+Reads `token_ids` and `logprobs.content` in the choice, and `usage` as the engine's own count.
+`prompt_token_ids` stand beside the choices (vLLM) or in the choice (SGLang).
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ def examine(answer: dict[str, Any], asked: Level) -> Evidence:
         return Evidence(Level.TEXT, tuple(flaws), None, None, None, *counts)
     if asked is Level.LOGPROBS:
         return Evidence(asked, (), None, None, logprobs, *counts)
-    prompt, completion = answer.get("prompt_token_ids"), choice.get("token_ids")
-    flaws = [
+    places = [one["prompt_token_ids"] for one in (answer, choice) if "prompt_token_ids" in one]
+    prompt, completion = next(iter(places), None), choice.get("token_ids")
+    if len(places) > 1:
+        flaws.append("prompt_token_ids stand beside the choice and in it")
+    flaws += [
         *_ids("prompt_token_ids", prompt, prompt_tokens),
         *_ids("token_ids", completion, completion_tokens),
     ]

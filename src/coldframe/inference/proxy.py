@@ -90,7 +90,8 @@ class Proxy:
         if evidence.flaws:
             raise InferenceError(
                 f"--capture {level.value}: {'; '.join(evidence.flaws)}. vLLM gives all of it from "
-                f"0.10.2 on; --capture {Level.TEXT.value} needs none, and cannot be trained on"
+                f"0.10.2 on, SGLang where chat completions take return_token_ids; "
+                f"--capture {Level.TEXT.value} needs none, and cannot be trained on"
             )
         if level is Level.TOKENS and any(one < -1e-4 for one in evidence.logprobs or ()):
             raise InferenceError(

@@ -14,6 +14,8 @@ from typing import Any
 from coldframe.protocol.errors import (
     ColdframeError,
     GradingPreventedError,
+    NotAuthenticatedError,
+    NotPermittedError,
     RunError,
     SandboxGoneError,
     Side,
@@ -62,7 +64,7 @@ def side_of(error: BaseException, phase: Phase) -> Side:
         return _OTHERWISE[phase]
     if error.side in _PLATFORM or isinstance(error, GradingPreventedError):
         return error.side
-    if isinstance(error, RunError):
+    if isinstance(error, RunError | NotAuthenticatedError | NotPermittedError):
         return Side.CALLER
     if error.side is Side.CALLER and phase in _BEFORE_THE_AGENT:
         return Side.CALLER

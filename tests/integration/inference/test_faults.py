@@ -59,6 +59,9 @@ LIES = {
     "no ids": edit(lambda one: one["choices"][0].pop("token_ids")),
     "null ids": at(*CHOICE, "token_ids", value=None),
     "empty ids": at(*CHOICE, "token_ids", value=[]),
+    "prompt ids in two places": edit(
+        lambda one: one["choices"][0].update(prompt_token_ids=one["prompt_token_ids"])
+    ),
     "empty prompt": at("prompt_token_ids", value=[]),
     "ids are text": at(*CHOICE, "token_ids", value="12345"),
     "an id is missing": edit(lambda one: one["choices"][0]["token_ids"].pop()),
@@ -135,6 +138,21 @@ async def test_lie_of_the_engine_is_told_and_never_recorded_as_tokens(
         with pytest.raises(ContractError) as refused:
             rollout(bench)
         assert refused.value.rule == "capture_has_tokens"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_tokens_of_sglangs_form_are_captured_as_they_are(
+    make_bench: MakeBench, path: str
+) -> None:
+    """It has the ids of the prompt in the choice; whoever looks beside it finds none."""
+    async with make_bench(form="sglang") as bench:
+        async with bench.client(bench.mint()) as client:
+            for _ in range(2):
+                answer = await client.post(path, json=asked(path))
+                assert answer.status_code == 200, answer.text
+
+        assert {one.call.level for one in bench.calls().turns} == {Level.TOKENS}
+        bench.assert_is_the_engines_log()
 
 
 BROKEN: dict[str, Fault] = {

@@ -20,6 +20,7 @@ from coldframe.integrations.harbor_trials import to_atif
 from coldframe.learning.captured import policy_of, trial_of
 from coldframe.learning.contracts import Batch as TrainingBatch
 from coldframe.learning.contracts import ContractError, PolicyRollout, training_sequences
+from coldframe.protocol.errors import Side
 from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import RunDirectory
 from coldframe.rollouts.run import Batch
@@ -120,6 +121,30 @@ async def test_rollout_through_the_proxy_is_the_engines_own_log_bit_for_bit(
         if path.is_file():
             assert b"sk-of-the-engine" not in path.read_bytes()
             assert b"sk-coldframe-" not in path.read_bytes()
+
+
+async def test_key_of_the_engine_that_is_revoked_in_the_middle_is_inference_and_not_tried_again(
+    native_async_client: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """To ask again with a wrong key helps nobody, and the policy could do nothing about it."""
+    make_task(tmp_path / "tasks", "one")
+    async with StandInEngine(solve, faults=[None, *[Status(401)] * 99]) as engine:
+        directory = await run_captured(
+            native_async_client, engine, tmp_path / "tasks", tmp_path / "out", attempts=1
+        )
+        asked = len(engine.requests)
+    (trajectory,) = directory.results().values()
+
+    assert asked == 2
+    assert trajectory.rewards is None
+    assert trajectory.failure
+    assert (trajectory.failure.side, trajectory.failure.code) == (
+        Side.INFERENCE,
+        "inference_failed",
+    )
+    assert "status 401" in trajectory.failure.message
+    with pytest.raises(ContractError, match="exception"):
+        rollouts(directory)
 
 
 @pytest.mark.parametrize("fault", ["lie", "dead"])
