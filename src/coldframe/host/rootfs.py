@@ -7,19 +7,18 @@ sandbox's ids, so what is made is stored with them; nothing here waits for a san
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import errno
 import functools
 import os
 import stat
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from coldframe.host import fileops, forks, fsthreads
+from coldframe.host import fileops, fsthreads
 from coldframe.host.fsthreads import FileThreads
+from coldframe.host.pulling import Read, pull
 from coldframe.host.removal import remove_path
+from coldframe.host.rootjobs import InTurn, RootJobs
 from coldframe.host.roottree import (
     RootTree,
     closing,
@@ -30,7 +29,7 @@ from coldframe.host.roottree import (
 )
 from coldframe.host.tardown import tar_pieces
 from coldframe.host.tarup import unpack
-from coldframe.protocol.errors import FileError, InvalidRequestError, SandboxGoneError
+from coldframe.protocol.errors import FileError, InvalidRequestError
 from coldframe.protocol.models import FileEntry, FileStat
 
 T = TypeVar("T")
@@ -53,12 +52,8 @@ class RootFiles:
         `default_owner` tells the sandbox's ids that own what is made for nobody in particular.
         It is asked once, when they are needed first.
         """
-        self._tree = RootTree(root, id_base)
-        self._threads = threads
+        self._jobs = RootJobs(root, id_base, threads)
         self._tell_owner = default_owner
-        self._users = 1
-        self._closed = False
-        forks.own(self)
 
     @property
     def tree(self) -> RootTree:
@@ -66,24 +61,15 @@ class RootFiles:
 
         Raises SandboxGoneError once closed.
         """
-        self._require_open()
-        return self._tree
+        return self._jobs.tree
 
     @functools.cached_property
     def _default_owner(self) -> tuple[int, int]:
-        return self._tell_owner(self._tree)
+        return self._tell_owner(self.tree)
 
     def close(self) -> None:
         """Give the root back, as soon as no job uses it."""
-        if not self._closed:
-            self._closed = True
-            self._release()
-
-    def abandon(self) -> None:
-        """See `forks.Owner`."""
-        if self._users:
-            self._closed, self._users = True, 0
-            os.close(self._tree.root)
+        self._jobs.close()
 
     async def stat(self, path: str | bytes, *, follow: bool = True) -> FileStat:
         return await self._run(fileops.stat_path, path_bytes(path), follow)
@@ -99,9 +85,9 @@ class RootFiles:
         if length is not None and length < 0:
             raise InvalidRequestError(f"length {length} is negative")
         raw = path_bytes(path)
-        with self._held():
-            fd = await self._job(None, fileops.open_file, self._tree, raw, undo=os.close)
-            jobs = _InTurn(self, None)
+        with self._jobs.held() as tree:
+            fd = await self._jobs.run(None, fileops.open_file, tree, raw, undo=os.close)
+            jobs = InTurn(self._jobs, None)
             try:
                 at, end = offset, _LAST_OFFSET
                 if length is not None:
@@ -125,18 +111,10 @@ class RootFiles:
         parents: bool = True,
     ) -> int:
         raw, ids = path_bytes(path), self._host_ids(owner)
-        with self._held():
-            pending = await self._job(
-                ids,
-                fileops.begin_write,
-                self._tree,
-                raw,
-                mode,
-                ids,
-                parents,
-                undo=fileops.PendingFile.close,
-            )
-            size, jobs = 0, _InTurn(self, ids)
+        with self._jobs.held() as tree:
+            job = functools.partial(fileops.begin_write, tree, raw, mode, ids, parents)
+            pending = await self._jobs.run(ids, job, undo=fileops.PendingFile.close)
+            size, jobs = 0, InTurn(self._jobs, ids)
             try:
                 async for piece in content:
                     await jobs.run(pending.append, piece)
@@ -151,7 +129,7 @@ class RootFiles:
     ) -> bytes | None:
         """Write a small file and return what it held (at most `most` bytes); None: no such file."""
         raw, ids = path_bytes(path), self._host_ids(owner)
-        return await self._job(ids, fileops.exchange, self.tree, raw, data, ids, most)
+        return await self._jobs.run(ids, fileops.exchange, self.tree, raw, data, ids, most)
 
     async def mkdir(
         self,
@@ -170,7 +148,7 @@ class RootFiles:
             parents=parents,
             exist_ok=exist_ok,
         )
-        await self._job(self._host_ids(owner), job)
+        await self._jobs.run(self._host_ids(owner), job)
 
     async def move(self, source: str | bytes, target: str | bytes) -> None:
         old, new = path_bytes(source), path_bytes(target)
@@ -192,8 +170,8 @@ class RootFiles:
 
     async def tar_down(self, path: str | bytes) -> AsyncIterator[bytes]:
         pieces = tar_pieces(self.tree, path_bytes(path))
-        with self._held():
-            jobs = _InTurn(self, None)
+        with self._jobs.held():
+            jobs = InTurn(self._jobs, None)
             try:
                 while (piece := await jobs.run(_next_piece, pieces)) is not None:
                     yield piece
@@ -207,47 +185,15 @@ class RootFiles:
         *,
         owner: tuple[int, int] | None = None,
     ) -> int:
-        raw = path_bytes(path)
-        self._host_ids(owner)
-        loop = asyncio.get_running_loop()
-        source = _Pulled(content, loop)
-        done: asyncio.Future[int] = loop.create_future()
-        with self._held():
-            # A thread of its own: it waits for whoever sends the archive.
-            job = functools.partial(self._unpack, raw, source, owner, loop, done)
-            threading.Thread(target=job, name="coldframe-unpack", daemon=True).start()
-            try:
-                return await asyncio.shield(done)
-            except asyncio.CancelledError:
-                source.abort()
-                await asyncio.wait([done])
-                done.exception()  # what it failed with does not matter any more
-                raise
+        raw, ids = path_bytes(path), self._host_ids(owner)
 
-    def _unpack(
-        self,
-        path: bytes,
-        source: _Pulled,
-        owner: tuple[int, int] | None,
-        loop: asyncio.AbstractEventLoop,
-        done: asyncio.Future[int],
-    ) -> None:
-        base = self._tree.id_base
-        uid, gid = owner or self._default_owner
-        outcome: Callable[[], None]
-        try:
+        def work(read: Read) -> int:
             fsthreads.enter_thread()
-            fsthreads.become(base + uid, base + gid)
-            count = unpack(self._tree, path, source.read, owner, fsthreads.become)
-            outcome = functools.partial(done.set_result, count)
-        except _AbortedError:
-            outcome = functools.partial(done.set_exception, FileError("unpacking was cancelled"))
-        except _SenderError as error:
-            outcome = functools.partial(done.set_exception, error.cause)
-        except Exception as error:  # noqa: BLE001 - handed over to the waiting task
-            outcome = functools.partial(done.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            loop.call_soon_threadsafe(outcome)
+            fsthreads.become(*ids)
+            return unpack(tree, raw, read, owner, fsthreads.become)
+
+        with self._jobs.held() as tree:
+            return await pull(content, work)
 
     async def _move_by_copy(self, source: bytes, target: bytes) -> None:
         """Move a directory of the image, which overlay cannot rename: copy, swap in, remove."""
@@ -269,169 +215,17 @@ class RootFiles:
             return  # it was never made, or the sandbox took it away
 
     def _host_ids(self, owner: tuple[int, int] | None) -> tuple[int, int]:
-        self._require_open()
+        tree = self.tree
         uid, gid = owner or self._default_owner
-        return self._tree.host_id(uid), self._tree.host_id(gid)
+        return tree.host_id(uid), tree.host_id(gid)
 
     async def _run(self, job: Callable[..., T], *args: object, **kwargs: object) -> T:
         """Run a job of the tree as the sandbox's root."""
-        return await self._job(None, functools.partial(job, self._tree, *args, **kwargs))
-
-    async def _job(
-        self,
-        ids: tuple[int, int] | None,
-        job: Callable[..., T],
-        *args: object,
-        undo: Callable[[T], None] | None = None,
-    ) -> T:
-        """Run a job in a file thread; if nobody waits for it any more, `undo` its result."""
-        self._require_open()
-        running = self._begin(ids, job, *args)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            if undo is not None:
-                running.add_done_callback(functools.partial(_undo, self._threads, undo))
-            raise
-
-    def _begin(
-        self,
-        ids: tuple[int, int] | None,
-        job: Callable[..., T],
-        *args: object,
-        behind: asyncio.Future[Any] | None = None,
-    ) -> asyncio.Future[T]:
-        """Start a job in a file thread; the root stays open until it has ended."""
-        host_ids = ids or (self._tree.id_base, self._tree.id_base)
-        self._users += 1
-        running = asyncio.ensure_future(self._run_behind(behind, host_ids, job, *args))
-        running.add_done_callback(self._job_done)
-        return running
-
-    async def _run_behind(
-        self,
-        behind: asyncio.Future[Any] | None,
-        ids: tuple[int, int],
-        job: Callable[..., T],
-        *args: object,
-    ) -> T:
-        if behind is not None and not behind.done():
-            await asyncio.wait({behind})
-        return await self._threads.run(ids, job, *args)
-
-    def _job_done(self, done: asyncio.Future[T]) -> None:
-        self._release()
-        if not done.cancelled():
-            done.exception()  # whoever waited has it; a cancelled waiter wants none
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise SandboxGoneError("the sandbox is gone; its files are no longer reachable")
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        """Keep the root open for the block."""
-        self._require_open()
-        self._users += 1
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        """Close the root behind its last user; a job may outlive whoever waited for it."""
-        self._users -= 1
-        if self._users == 0:
-            os.close(self._tree.root)
-
-
-class _InTurn:
-    """Jobs on one open thing (a descriptor, a generator), never two at once.
-
-    A job goes on when its caller is cancelled. Ended under it, a descriptor's number may be
-    another file's by then, and a generator refuses.
-    """
-
-    def __init__(self, files: RootFiles, ids: tuple[int, int] | None) -> None:
-        self._files, self._ids = files, ids
-        self._last: asyncio.Future[Any] | None = None
-
-    async def run(self, job: Callable[..., T], *args: object) -> T:
-        """Run a job; the caller waits for each before the next."""
-        self._files._require_open()
-        running = self._last = self._files._begin(self._ids, job, *args)
-        return await asyncio.shield(running)
-
-    async def end(self, job: Callable[[], None]) -> None:
-        """Run the last job behind all others, also when the sandbox is gone.
-
-        It runs to its end, also when the caller is cancelled.
-        """
-        await asyncio.shield(self._files._begin(self._ids, job, behind=self._last))
-
-
-class _AbortedError(Exception):
-    """The unpacking was given up by whoever asked for it."""
-
-
-class _SenderError(Exception):
-    """Whoever sends the archive failed; wrapped, or it would pass for a failure of ours."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class _Pulled:
-    """Lets a thread read from an asynchronous iterator of the loop."""
-
-    def __init__(self, content: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
-        self._content, self._loop = content, loop
-        self._rest = b""
-        self._aborted = False
-        self._task: asyncio.Task[bytes | None] | None = None
-
-    def read(self, size: int) -> bytes:
-        """Return at most `size` bytes, empty at the end. Called in the thread."""
-        while not self._rest:
-            pull = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
-            try:
-                piece = pull.result()
-            except concurrent.futures.CancelledError as error:
-                raise _AbortedError from error
-            except _AbortedError:
-                raise
-            except Exception as error:
-                raise _SenderError(error) from error
-            if piece is None:
-                return b""
-            self._rest = piece
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-    def abort(self) -> None:
-        """Make the thread's present or next read fail. Called in the loop."""
-        self._aborted = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _next(self) -> bytes | None:
-        if self._aborted:
-            raise _AbortedError
-        self._task = asyncio.current_task()
-        try:
-            return await anext(self._content, None)
-        finally:
-            self._task = None
+        return await self._jobs.run(None, functools.partial(job, self.tree, *args, **kwargs))
 
 
 def _next_piece(pieces: Iterator[bytes]) -> bytes | None:
     return next(pieces, None)
-
-
-def _undo(threads: FileThreads, undo: Callable[[T], None], done: asyncio.Future[T]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        threads.submit(undo, done.result())
 
 
 def _copy_attributes(tree: RootTree, source: bytes, target: bytes) -> None:
