@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from coldframe.node.settings import NodeSettings
 
 
 @dataclass
@@ -45,11 +48,19 @@ class Service:
 
 @contextmanager
 def serving() -> Iterator[Service]:
-    """A service on this machine's home, on both kinds of sockets."""
-    with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
-        command = [sys.executable, "-m", "coldframe.cli.main", "serve"]
-        command += ["--unix", f"{scratch}/n.sock", "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """A service of this machine's images, on both kinds of sockets.
+
+    Its home lies within this machine's, on the same disk: that one may be served already, and may
+    have keys.
+    """
+    home = NodeSettings.from_environment().home
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=home) as scratch:
+        Path(scratch, "images").symlink_to(home / "images")
+        command = [sys.executable, "-m", "coldframe.cli.main", "serve", "--listen", "127.0.0.1:0"]
+        environment = {**os.environ, "COLDFRAME_HOME": scratch}
+        environment.pop("COLDFRAME_STORE", None)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
             urls: dict[str, str] = {}
             assert process.stdout is not None
