@@ -247,10 +247,9 @@ def rm(
     """
 
     async def delete(client: AsyncSandboxClient) -> None:
-        for one in sandboxes:
-            await client.get_sandbox(one)
-        for one in sandboxes:
-            await client.delete_sandbox(one)
+        # By id: the same may be named twice, and a name is known only while it lives.
+        for found in [await client.get_sandbox(one) for one in sandboxes]:
+            await client.delete_sandbox(found.id)
 
     with_client(delete)
     if as_json:

@@ -44,7 +44,7 @@ class Layers:
         """Make the directories. The root is closed to others: layers hold set-user-id files.
 
         Raises:
-            CapabilityError: this user may not.
+            CapabilityError: they cannot be written here.
         """
         try:
             with full_disk_named():
@@ -54,6 +54,11 @@ class Layers:
         except PermissionError as error:
             raise CapabilityError(
                 f"images cannot be kept in {self.root}: {error.strerror}; run as root"
+            ) from error
+        except OSError as error:
+            raise CapabilityError(
+                f"images cannot be kept in {self.root}: {error.strerror}; set COLDFRAME_HOME to a "
+                "directory that can be written"
             ) from error
 
     # --- holding --------------------------------------------------------------------------

@@ -392,7 +392,7 @@ def test_none_is_deleted_when_one_is_not_known(box: Sandbox) -> None:
     refused = run("rm", "box", "no-such-box")
     assert (refused.returncode, b"no-such-box" in refused.stderr) == (2, True)
     assert box.info.state == "ready"
-    assert run("rm", "box").returncode == 0
+    assert run("rm", "box", box.id, "box").returncode == 0
     assert run("rm", box.id).returncode == 0
 
 

@@ -362,3 +362,10 @@ def test_work_that_another_user_may_not_do_names_root(
 def test_store_is_closed_to_other_users(store: ImageStore) -> None:
     """Layers hold set-user-id programs of strangers; a user of the host must not run one."""
     assert store.root.stat().st_mode & 0o077 == 0
+
+
+def test_store_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path) -> None:
+    """A read-only or mistaken home: the kernel's words alone say nothing of what to do."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CapabilityError, match="file/images: Not a directory; set COLDFRAME_HOME"):
+        ImageStore(tmp_path / "file" / "images")
