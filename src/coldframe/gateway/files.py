@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["files"])
 
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+_RANGE = re.compile(r"bytes=(?=.*\d)(\d{0,18})-(\d{0,18})")
 
 
 def _parameter(name: str, text: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _owner(uid: int | None, gid: int | None) -> tuple[int, int] | None:
 
 @router.get("/files", response_model=None, responses=_BYTES, openapi_extra=_PATH)
 async def read(request: Request, sandbox_id: str) -> Response:
-    """Return a file's content, or a range of it (`Range: bytes=FIRST-LAST`).
+    """Return a file's content, or a range of it (`Range: bytes=FIRST-LAST`, `bytes=-COUNT`).
 
     Read only as fast as the client takes it. A file that changes meanwhile may end early.
     """
@@ -87,9 +87,10 @@ async def read(request: Request, sandbox_id: str) -> Response:
         return await _streamed(files.read(path), 200, {})
     match = _RANGE.fullmatch(asked)
     if match is None:
-        raise InvalidRequestError("range: write bytes=FIRST- or bytes=FIRST-LAST")
-    first, last = int(match[1]), int(match[2]) if match[2] else None
+        raise InvalidRequestError("range: write bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT")
     size = (await files.stat(path)).size
+    last = int(match[2]) if match[1] and match[2] else None
+    first = int(match[1]) if match[1] else max(0, size - int(match[2]))
     end = size if last is None else min(size, last + 1)
     if first >= end:
         await anext(files.read(path, offset=first, length=1), b"")  # raises for what is no file

@@ -151,8 +151,14 @@ def test_files_are_raw_bytes_with_ranges(caller: httpx.Client, served: Sandbox) 
     part = caller.get(url, params={"path": "/data"}, headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, content[5:10])
     assert part.headers["content-range"] == f"bytes 5-9/{len(content)}"
-    beyond = caller.get(url, params={"path": "/data"}, headers={"Range": "bytes=9999999-"})
-    assert beyond.status_code == 416
+    for asked, first in (("bytes=-3", len(content) - 3), ("bytes=-9999999", 0)):
+        end = caller.get(url, params={"path": "/data"}, headers={"Range": asked})
+        assert (end.status_code, end.content) == (206, content[first:])
+        told = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        assert end.headers["content-range"] == told
+    for asked, status in (("bytes=9999999-", 416), ("bytes=-0", 416), ("bytes=-", 400)):
+        none = caller.get(url, params={"path": "/data"}, headers={"Range": asked})
+        assert none.status_code == status
     missing = caller.get(url, params={"path": "/none"})
     assert (missing.status_code, missing.json()["code"]) == (404, "path_not_found")
     odd = caller.put(f"{url}?path=/odd-%ff", content=b"x")
