@@ -53,6 +53,8 @@ class _Argument:
 
 def _shown(value: object) -> str:
     kind = f"the {type(value).__name__}"
+    if isinstance(value, int) and not -_LIMIT <= value < _LIMIT:
+        return f"{kind} of {value.bit_length()} bits"  # it may be too long to be written
     if isinstance(value, str | int | float):
         return f"{kind} {repr(value)[:80]}"
     # Kinds only, not what is in it: an environment holds secrets.
@@ -177,7 +179,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, float) or _is_whole(value)
 
 
 def _plain_types(hint: object) -> frozenset[type]:

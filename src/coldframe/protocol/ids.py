@@ -47,6 +47,6 @@ def check_operation_id(operation_id: str) -> str:
     """
     if not isinstance(operation_id, str) or _OPERATION.fullmatch(operation_id) is None:
         raise InvalidRequestError(
-            f"operation id {operation_id!r}: 1 to 128 characters of [A-Za-z0-9._:-]"
+            f"operation id {operation_id!r:.160}: 1 to 128 characters of [A-Za-z0-9._:-]"
         )
     return operation_id
