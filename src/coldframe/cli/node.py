@@ -188,7 +188,8 @@ def pid_at(path: Path) -> int | None:
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as link:
         link.settimeout(10)
         try:
-            link.connect(str(path))
+            with places.address_of(path) as address:
+                link.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except PermissionError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from coldframe.protocol import tracing
+from coldframe.protocol import places, tracing
 from coldframe.protocol.errors import Execution, ServiceUnreachableError
 
 _PIECE = 1 << 18
@@ -223,7 +223,8 @@ class Http:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 if where.unix is not None:
-                    pair = await asyncio.open_unix_connection(where.unix, limit=_BUFFER)
+                    with places.address_of(where.unix) as address:
+                        pair = await asyncio.open_unix_connection(address, limit=_BUFFER)
                 else:
                     pair = await asyncio.open_connection(
                         where.host, where.port, limit=_BUFFER, ssl=self._tls

@@ -39,8 +39,6 @@ _START_S = 90.0
 """How long a node may take to come, one that is just leaving included."""
 _LOOK_S = 0.025
 _LOG_BYTES = 16 << 20
-_LONGEST_PATH = 107
-"""What fits into the address of a unix socket."""
 _ELSE = "or set COLDFRAME_URL to a service, or COLDFRAME_URL=in-process to run a node in this one"
 
 _PASSED = frozenset({
@@ -62,16 +60,9 @@ class Machine:
             home: each home has one node.
             runtime: what it must run with; None: whatever it runs with.
             environment: this process's own; what a started node needs of it is passed on.
-        Raises:
-            InvalidRequestError: the home's path has no room for a socket.
         """
-        socket = places.socket_of(home)
-        if len(os.fsencode(socket)) > _LONGEST_PATH:
-            raise InvalidRequestError(
-                f"{socket} is too long for a socket; choose a shorter COLDFRAME_HOME, {_ELSE}"
-            )
         self._home, self._runtime, self._environment = home, runtime, environment
-        self._address = Address("localhost", unix=socket)
+        self._address = Address("localhost", unix=places.socket_of(home))
 
     async def join(self) -> RemoteNode:
         """Return a link to the node, which is started if there is none.

@@ -27,7 +27,7 @@ from coldframe.gateway.identity import Identity
 from coldframe.gateway.meters import Meters
 from coldframe.gateway.tenants import Quotas
 from coldframe.node.sandboxes import CloseReport
-from coldframe.protocol import tracing
+from coldframe.protocol import places, tracing
 from coldframe.protocol.errors import ColdframeError, ServiceUnreachableError
 
 _BY_QUOTA = frozenset({"/v1/sandboxes", "/v1/resources"})
@@ -169,7 +169,7 @@ class Relay:
         if trace is not None:
             headers = [*headers, (tracing.HEADER, trace)]
         try:
-            async with self._connected(target, [*self._own, *headers], spoken) as theirs:
+            async with await self._connected(target, [*self._own, *headers], spoken) as theirs:
                 await send({"type": "websocket.accept", "subprotocol": theirs.subprotocol})
                 hearing = asyncio.ensure_future(_hear(receive, theirs))
                 try:
@@ -194,7 +194,9 @@ class Relay:
             gone = ServiceUnreachableError("the node behind this gateway does not answer")
             await failures.answer(gone)(scope, receive, send)
 
-    def _connected(self, target: str, headers: Headers, spoken: list[str] | None) -> connect:
+    async def _connected(
+        self, target: str, headers: Headers, spoken: list[str] | None
+    ) -> ClientConnection:
         address = self._upstream.address
         options: dict[str, Any] = {
             "additional_headers": list(headers),
@@ -206,9 +208,11 @@ class Relay:
             "proxy": None,
         }
         if address.unix is not None:
-            return unix_connect(str(address.unix), f"ws://localhost{target}", **options)
+            with places.address_of(address.unix) as near:
+                return await unix_connect(near, f"ws://localhost{target}", **options)
         scheme = "ws" if self._tls is None else "wss"
-        return connect(f"{scheme}://{address.authority}{target}", ssl=self._tls, **options)
+        uri = f"{scheme}://{address.authority}{target}"
+        return await connect(uri, ssl=self._tls, **options)
 
 
 class ServedRelay:

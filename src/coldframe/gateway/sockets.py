@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from coldframe.protocol import places
 from coldframe.protocol.errors import CapabilityError
 
 _BACKLOG = 1024
@@ -80,7 +81,8 @@ async def _lock(fd: int, path: Path) -> None:
 def _answers(path: Path) -> bool:
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
-            probe.connect(str(path))
+            with places.address_of(path) as address:
+                probe.connect(address)
         except OSError:
             return False
         return True
@@ -108,7 +110,8 @@ def _bind(listener: socket.socket, path: Path) -> None:
     path.unlink(missing_ok=True)  # whoever made it is gone, else we had not got its lock
     umask = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        with places.address_of(path) as address:
+            listener.bind(address)
     finally:
         os.umask(umask)
     listener.listen(_BACKLOG)
