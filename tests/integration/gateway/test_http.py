@@ -270,9 +270,15 @@ def test_metrics_have_states_queues_latencies_and_the_ledger(
     assert float(values['coldframe_sandboxes{state="ready"}']) >= 1
     assert float(values['coldframe_image_sandboxes{image="any"}']) >= 1
     assert float(values["coldframe_spool_bytes"]) > 0
-    assert float(values['coldframe_ledger{term="leaked"}']) == 0
-    assert float(values['coldframe_exec_seconds{quantile="0.99"}']) > 0
-    assert float(values['coldframe_boot_seconds{quantile="0.5"}']) > 0
+    ledger = caller.get("/v1/ledger").json()
+    for term in ("created", "deleted", "expired", "failed", "lost", "live", "leaked"):
+        assert float(values[f'coldframe_ledger{{term="{term}"}}']) == ledger[term]
+    for what in ("boot", "exec"):
+        quantiles = [
+            float(values[f'coldframe_{what}_seconds{{quantile="{which}"}}'])
+            for which in ("0.5", "0.95", "0.99")
+        ]
+        assert quantiles[0] > 0 and quantiles == sorted(quantiles)
     assert values['coldframe_queue_depth{queue="commands"}'] == "0.0"
     assert float(values['coldframe_answers_total{status="201"}']) >= 1
     process.signal(9)
