@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -105,9 +105,8 @@ class _Snapshot(Collector):
         yield answers
 
 
-def _gauges(name: str, text: str, label: str, values: dict[str, int] | object) -> Metric:
+def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=[label])
-    assert hasattr(values, "items")
     for key, value in values.items():
         family.add_metric([key], value)
     return family
