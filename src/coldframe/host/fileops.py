@@ -43,10 +43,15 @@ _KINDS = {
 }
 
 
+def kind_of(mode: int) -> FileKind:
+    """Return what a mode is of; what has no kind of its own is a device."""
+    return _KINDS.get(stat.S_IFMT(mode), FileKind.DEVICE)
+
+
 def describe(tree: RootTree, status: os.stat_result, target: bytes | None = None) -> FileStat:
     """Return the metadata in the sandbox's own ids."""
     return FileStat.model_construct(
-        kind=_KINDS.get(stat.S_IFMT(status.st_mode), FileKind.DEVICE),
+        kind=kind_of(status.st_mode),
         mode=stat.S_IMODE(status.st_mode),
         uid=tree.own_id(status.st_uid),
         gid=tree.own_id(status.st_gid),

@@ -48,6 +48,7 @@ def let_go() -> None:
     """Abandon everything, as a forked child does; also the last thing that a process may do."""
     for loop in _loops:
         # Closed by the garbage collector, the copy would take its descriptors out of our epoll.
+        # asyncio has no public way to tell, or to change, what a loop selects with.
         if isinstance(getattr(loop, "_selector", None), selectors.BaseSelector):
             loop._selector = selectors.SelectSelector()  # type: ignore[attr-defined]
     for owner in list(_owners):

@@ -6,7 +6,6 @@ By descriptors alone: no path of the sandbox's is followed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +20,8 @@ from coldframe.host.guard_command import GuardedCommand
 from coldframe.host.provenance import Ledger
 from coldframe.host.roottree import closing
 
-_MNT_DETACH = 2
 _REALTIME_COARSE = 5
-_NEWNS = 0x20000
 _NOSUID, _NODEV, _NOEXEC = 0x2, 0x4, 0x8
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -114,9 +110,7 @@ def unmount(guard: Guard, mount_namespace: int) -> None:
 
     def work() -> None:
         os.fchdir(guard.mount)
-        if _libc.umount2(b".", _MNT_DETACH) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), "umount")
+        syscalls.unmount(b".")
 
     in_namespace(mount_namespace, work)
 
@@ -126,9 +120,7 @@ def in_namespace(mount_namespace: int, work: Callable[[], None]) -> None:
 
     def enter() -> None:
         syscalls.unshare(syscalls.CLONE_FS)
-        if _libc.setns(ctypes.c_int(mount_namespace), _NEWNS) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), "setns")
+        syscalls.setns(mount_namespace, syscalls.CLONE_NEWNS)
         work()
 
     with ThreadPoolExecutor(1) as thread:

@@ -24,7 +24,9 @@ RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 CLONE_FS = 0x200
+CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
 AT_EMPTY_PATH = 0x1000
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
@@ -36,6 +38,7 @@ _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING = 0, 1
 _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 6, 7
 _FSPICK_CLOEXEC, _FSPICK_EMPTY_PATH = 0x1, 0x8
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_MNT_DETACH = 2
 
 
 class _OpenHow(ctypes.Structure):
@@ -118,6 +121,18 @@ def unshare(flags: int) -> None:
     """Leave what this thread shares with others (CLONE_ flags)."""
     if _libc.unshare(ctypes.c_int(flags)) != 0:
         raise _fail()
+
+
+def setns(namespace: int, kind: int) -> None:
+    """Let this thread enter the namespace of a descriptor; `kind` is its CLONE_ flag."""
+    if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)) != 0:
+        raise _fail("setns")
+
+
+def unmount(path: bytes) -> None:
+    """Take a mount away, whoever still uses it."""
+    if _libc.umount2(ctypes.c_char_p(path), _MNT_DETACH) != 0:
+        raise _fail(path)
 
 
 def mount_detached(fs_type: str, options: Mapping[str, str | None], attributes: int = 0) -> int:

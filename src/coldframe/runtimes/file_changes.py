@@ -40,8 +40,8 @@ from coldframe.runtimes.file_index import (
     size_in,
     state_of,
 )
-from coldframe.runtimes.native_below import ImageBelow
-from coldframe.runtimes.native_changes import at_rest, is_opaque, opened
+from coldframe.runtimes.image_below import ImageBelow
+from coldframe.runtimes.image_changes import at_rest, is_opaque, opened
 
 EXCLUDED = (
     "times of files",

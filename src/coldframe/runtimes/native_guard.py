@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from coldframe.host import guard_mount
 from coldframe.host.cgroups import Strain, strain
 from coldframe.host.fanotify import Listener
+from coldframe.host.fileops import kind_of
 from coldframe.host.fsthreads import run_to_its_end
 from coldframe.host.guard import Guard, Kept, Refused
 from coldframe.host.guard_command import cgroup_of
@@ -23,7 +24,6 @@ from coldframe.protocol.errors import (
     SandboxGoneError,
 )
 from coldframe.protocol.models import (
-    FileKind,
     GuardedFile,
     GuardRefusal,
     GuardReport,
@@ -33,13 +33,6 @@ from coldframe.runtimes.native_parts import Parts
 
 MOST_AT_ONCE = 60
 """Of one node. The kernel gives a user 128 of what each takes two of."""
-_KINDS: tuple[tuple[Callable[[int], bool], FileKind], ...] = (
-    (stat.S_ISREG, FileKind.FILE),
-    (stat.S_ISDIR, FileKind.DIRECTORY),
-    (stat.S_ISLNK, FileKind.LINK),
-    (stat.S_ISFIFO, FileKind.FIFO),
-    (stat.S_ISSOCK, FileKind.SOCKET),
-)
 
 
 def refusal() -> str | None:
@@ -161,10 +154,9 @@ class NativeGuard:
 
 
 def _file(kept: Kept) -> GuardedFile:
-    kind = next((kind for is_kind, kind in _KINDS if is_kind(kept.mode)), FileKind.DEVICE)
     return GuardedFile(
         name=os.fsdecode(kept.name),
-        kind=kind,
+        kind=kind_of(kept.mode),
         size=kept.size,
         nlink=kept.links,
         vouched=kept.vouched,

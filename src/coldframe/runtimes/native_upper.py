@@ -16,7 +16,7 @@ from coldframe.host.storage import Storage
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.protocol.models import FileChanges
 from coldframe.runtimes.file_marks import MarksInDirectory, changes
-from coldframe.runtimes.native_changes import digest_changes
+from coldframe.runtimes.image_changes import digest_changes
 
 
 class NativeUpper:

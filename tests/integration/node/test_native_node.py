@@ -28,8 +28,8 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
+from coldframe.runtimes.image_changes import State
 from coldframe.runtimes.native import NativeRuntime
-from coldframe.runtimes.native_changes import State
 from coldframe.runtimes.native_sandbox import NativeSandbox
 from tests.fixtures.runtime import changes_of, fail_at, spawner_of
 from tests.fixtures.waiting import until_asked

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import ctypes
 import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from coldframe.host import syscalls
 from coldframe.host.processes import namespace_of
 
 T = TypeVar("T")
-
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_network(pid: int, inode: int) -> int:
@@ -60,9 +57,7 @@ async def work_inside(network: int, work: Callable[[], T]) -> T:
 
 
 def _entered(network: int, work: Callable[[], T]) -> T:
-    if _libc.setns(network, _CLONE_NEWNET) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "setns")
+    syscalls.setns(network, syscalls.CLONE_NEWNET)
     return work()
 
 

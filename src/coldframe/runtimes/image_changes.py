@@ -20,7 +20,7 @@ from coldframe.host.patience import Patience
 from coldframe.host.treewalk import DIRECTORY, Entry, names_of, open_file, walk
 from coldframe.images.digest import is_whiteout
 from coldframe.protocol.errors import FileError, FileTooLargeError, ImageError
-from coldframe.runtimes.native_below import ImageBelow
+from coldframe.runtimes.image_below import ImageBelow
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import pytest
 from coldframe.host.patience import Patience
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.protocol.errors import FileTooLargeError, NotKnownError
-from coldframe.runtimes import native_changes
-from coldframe.runtimes.native_changes import State, digest_changes
+from coldframe.runtimes import image_changes
+from coldframe.runtimes.image_changes import State, digest_changes
 from tests.fixtures.runtime import changes_of
 
 
@@ -88,6 +88,6 @@ def test_look_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     chain(tmp_path / "upper", 20, {})
     with pytest.raises(NotKnownError, match="within 0 s"):
         digest(tmp_path / "upper", tmp_path / "base", limit_s=0)
-    monkeypatch.setattr(native_changes, "MOST_NAMES", 15)
+    monkeypatch.setattr(image_changes, "MOST_NAMES", 15)
     with pytest.raises(FileTooLargeError, match="too many names"):
         digest(tmp_path / "upper", tmp_path / "base")
