@@ -104,7 +104,7 @@ def upgrade() -> None:
     """Let the machine's node go on as the Coldframe that is installed now.
 
     Sandboxes and commands are not touched, clients wait for a moment. Returns once the new one
-    serves.
+    serves. Refused, and nothing is changed, where the new one could not go on with them.
     """
     from coldframe.gateway.handover import require_program
 
@@ -113,6 +113,7 @@ def upgrade() -> None:
     if pid is None:
         raise InvalidRequestError(f"no node runs for {home}; start it with coldframe serve")
     require_program()
+    _require_spawner(home)
     before = _starts(home)
     with _process(pid) as process:
         _signal(process, signal.SIGHUP)
@@ -129,6 +130,19 @@ def upgrade() -> None:
                 )
     told = asyncio.run(_asked(home))
     print(f"the node of {home} is coldframe {told['coldframe']} now")
+
+
+def _require_spawner(home: Path) -> None:
+    """Raise CapabilityError where we could not go on with what keeps the node's sandboxes."""
+    from coldframe.host.wire import VERSION
+
+    spoken = asyncio.run(_asked(home))["spawner_protocol"]
+    if spoken not in {None, VERSION}:
+        raise CapabilityError(
+            f"not upgraded: what keeps the sandboxes of {home} speaks protocol {spoken}, the "
+            f"coldframe that is installed now speaks {VERSION}; when they have ended, coldframe "
+            "node stop, and the next node is a new one"
+        )
 
 
 def _starts(home: Path) -> dict[str, int]:
@@ -247,5 +261,6 @@ async def _asked(home: Path) -> dict[str, Any]:
         "coldframe": versions["coldframe"],
         "protocol": versions["protocol"],
         "runtime": able["runtime"],
+        "spawner_protocol": able["details"].get("spawner_protocol"),
         "sandboxes": dict(states),
     }

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -142,6 +143,25 @@ def test_replaced_under_200_commands_none_is_lost_or_run_twice(services: Service
         burst.assert_right()
         assert client.ledger().balanced
     assert services.log.read_text().count("serving unix:") == 2
+
+
+def test_upgrade_that_could_not_go_on_with_the_sandboxes_leaves_the_node_alone(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new program would refuse the old spawner, and nobody would serve any more."""
+    process = services.start()
+    later = "import coldframe.host.wire as wire\nwire.VERSION += 1\n"
+    (tmp_path / "sitecustomize.py").write_text(later)
+    monkeypatch.setitem(
+        services.environment, "PYTHONPATH", str(tmp_path)
+    )  # as if it had been installed meanwhile
+    with services.client() as client:
+        sandbox = client.create_sandbox(IMAGE)
+        refused = services.command("node", "upgrade")
+        assert refused.returncode == 1
+        assert "not upgraded: what keeps the sandboxes" in refused.stderr
+        assert "coldframe node stop" in refused.stderr
+        assert (process.poll(), sandbox.exec("echo here").text) == (None, "here\n")
 
 
 def test_no_client_is_refused_while_a_service_is_replaced(services: Services) -> None:
