@@ -78,8 +78,10 @@ class Auditor:
         if self._entries is not None:
             self._entries.close()
 
-    def note(self, scope: Scope, status: int | None) -> None:
-        """Write how a request is answered; None: it is not."""
+    def note(self, scope: Scope, status: int | None, trace: str | None) -> None:
+        """Write how a request of a trace is answered; None: it is not."""
+        if self._entries is None:
+            return
         refused = status is not None and status >= 400
         method = scope.get("method", "WEBSOCKET")[:_LONGEST]
         if not refused and method in _LOOKS:
@@ -95,7 +97,7 @@ class Auditor:
             omitted = admitted
         template, sandbox = self._routes.find(scope)
         line = entry(
-            trace=tracing.current(),
+            trace=trace,
             key=None if identity is None else identity.name,
             owner=None if identity is None else identity.owner,
             method=method,
@@ -146,7 +148,7 @@ class _Audited:
 
     def _note(self, scope: Scope, status: int | None) -> None:
         if not self._only_refused or REFUSED in scope.get("state", ()):
-            self._auditor.note(scope, status)
+            self._auditor.note(scope, status, tracing.current())
 
 
 def _status(message: Message) -> int | None:

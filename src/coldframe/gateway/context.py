@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -61,6 +61,9 @@ class Polls:
 
     def __init__(self) -> None:
         self._waiting: WeakSet[asyncio.Timeout] = WeakSet()
+        self._late: dict[Callable[[], None], float] = {}
+        """When each is called."""
+        self._timer: asyncio.TimerHandle | None = None
         self.stopped = False
         """Whether nobody is to wait any more."""
 
@@ -70,10 +73,40 @@ class Polls:
         self._waiting.add(timeout)
         return timeout
 
+    def call_late(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back in so long, or when the service stops; unless it is forgotten before.
+
+        Most are forgotten soon, so there is one timer for all.
+        """
+        when = asyncio.get_running_loop().time() + (0 if self.stopped else seconds)
+        self._late[callback] = when
+        if self._timer is None or when < self._timer.when():
+            self._set_timer(when)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call back. Twice is fine."""
+        self._late.pop(callback, None)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._call)
+
+    def _call(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for callback in [one for one, when in self._late.items() if when <= now]:
+            self.forget(callback)
+            callback()
+        if self._late:
+            self._set_timer(min(self._late.values()))
+
     def stop(self) -> None:
         """Let everybody answer now, and nobody wait any more."""
         self.stopped = True
         now = asyncio.get_running_loop().time()
+        self._late = dict.fromkeys(self._late, now)
+        self._set_timer(now)
         for timeout in list(self._waiting):
             with contextlib.suppress(RuntimeError):  # its block has ended
                 timeout.reschedule(now)
@@ -115,9 +148,12 @@ def enter(request: HTTPConnection, scope: Scope) -> Tenant:
     Raises:
         NotPermittedError: the caller's key lacks the scope.
     """
-    identity: Identity = request.state.identity
+    return tenant_of(service_of(request), request.state.identity, scope)
+
+
+def tenant_of(service: Service, identity: Identity, scope: Scope) -> Tenant:
+    """Return the node as this caller sees it. Raises as `enter`."""
     identity.require(scope)
-    service = service_of(request)
     return Tenant(service.node, identity, service.quotas)
 
 
@@ -133,7 +169,7 @@ async def body_bytes(request: Request) -> bytes:
     if int(request.headers.get("content-length") or 0) > limit:
         raise TooLargeError(f"a body of at most {limit} bytes is taken here; stream files instead")
     if WHOLE in request.scope:
-        return _bounded(await request.body(), limit)
+        return require_small(await request.body(), limit)
     pieces: list[bytes] = []
     size = 0
     try:
@@ -141,7 +177,7 @@ async def body_bytes(request: Request) -> bytes:
             begun = patience.when() or 0.0
             async for piece in request.stream():
                 size += len(piece)
-                pieces.append(_bounded(piece, limit - size + len(piece)))
+                pieces.append(require_small(piece, limit - size + len(piece)))
                 if piece:
                     patience.reschedule(begun + size / settings.body_bytes_per_s)
     except TimeoutError:
@@ -152,7 +188,12 @@ async def body_bytes(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def _bounded(data: bytes, most: int) -> bytes:
+def require_small(data: bytes, most: int) -> bytes:
+    """Return what is at most so large.
+
+    Raises:
+        TooLargeError: it is larger.
+    """
     if len(data) > most:
         raise TooLargeError("this body is larger than what is held in memory; stream files instead")
     return data

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -25,7 +24,7 @@ from coldframe.gateway.context import (
     unless_gone,
 )
 from coldframe.gateway.identity import Scope
-from coldframe.gateway.large import is_large, result_answer
+from coldframe.gateway.large import result_answer
 from coldframe.gateway.models import ExecStarted, Reached, Signal, Totals
 from coldframe.gateway.tenants import Tenant
 from coldframe.protocol.following import READ_BYTES
@@ -58,16 +57,7 @@ async def submit(
     The same `operation_id` again gives the first result and runs nothing. With `wait_s=0` it is
     answered as soon as the command runs. It goes on when the client goes away.
     """
-    return await run(request, sandbox_id, wait_s, lambda _: None)
-
-
-async def run(
-    request: Request, sandbox_id: str, wait_s: float, at_once: Callable[[Response], None]
-) -> Response:
-    """See `submit`. `at_once` gets the answer in the moment the result is known.
-
-    That is a turn of the event loop before it is returned.
-    """
+    # Most do not come here, but by `express.py`.
     tenant = enter(request, Scope.EXEC)
     wanted = tenant.request(await body(request, ExecRequest))
     inner = tenant.sandbox(sandbox_id)
@@ -75,21 +65,13 @@ async def run(
     if wait_s == 0:
         return await _start(service, tenant, inner, wanted)
     began = time.perf_counter()
-    answer: Response | None = None
-
-    def told(result: ExecResult) -> None:
-        nonlocal answer
-        service.meters.exec.add(time.perf_counter() - began)
-        if not is_large(result):
-            answer = json_answer(tenant.result(result))
-            at_once(answer)
-
     try:
         async with service.polls.bound(wait_s):
-            result = await tenant.node.exec(inner, wanted, told=told)
+            result = await tenant.node.exec(inner, wanted)
     except TimeoutError:
-        return answer or running(tenant, wanted.operation_id)
-    return answer or result_answer(service, tenant, result, tenant.result(result))
+        return running(tenant, wanted.operation_id)
+    service.meters.exec.add(time.perf_counter() - began)
+    return result_answer(service, tenant, result, tenant.result(result))
 
 
 async def _start(service: Service, tenant: Tenant, inner: str, wanted: ExecRequest) -> Response:

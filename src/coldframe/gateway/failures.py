@@ -128,7 +128,7 @@ async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -
     return answer(in_words_of(request, error), **more)
 
 
-def answer_fault(request: Request, error: Exception) -> Response:
+def answer_fault(request: Request, error: BaseException) -> Response:
     """A fault of ours: the log has it whole, the client a sentence."""
     log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
     fault = ColdframeError("the service failed; its log says why", execution=Execution.UNKNOWN)

@@ -13,6 +13,7 @@ import functools
 import ipaddress
 from collections.abc import Awaitable, Callable
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coldframe.gateway import failures
@@ -33,6 +34,8 @@ from coldframe.protocol.wire import (
     common_version,
 )
 
+_OWN_USER, _ANYBODY_HERE = local("unix socket"), local("loopback without keys")
+
 OPEN_PATHS = frozenset({"/healthz", "/v1/versions", "/openapi.json"})
 """What anybody may ask: they tell nothing of anybody's."""
 
@@ -47,32 +50,32 @@ _ONCE = frozenset({b"host", b"authorization", b"idempotency-key", _VERSION, HEAD
 async def by_socket(scope: Scope) -> Identity:
     """Admit who could connect to the unix socket: root, or the node's own user."""
     del scope
-    return local("unix socket")
+    return _OWN_USER
 
 
 def by_key(store: Store) -> Admission:
     """Admit holders of keys; anybody on this machine as long as no key was ever made."""
 
     async def admit(scope: Scope) -> Identity:
-        headers = scope["headers"]
-        authorization = _header(headers, b"authorization")
+        headers = dict(scope["headers"])
+        authorization = _text(headers.get(b"authorization"))
         if authorization is None and await store.keyless():
             _require_no_web_page(headers)
-            return local("loopback without keys")
+            return _ANYBODY_HERE
         return await authenticate(store, authorization)
 
     return admit
 
 
-def _require_no_web_page(headers: list[tuple[bytes, bytes]]) -> None:
-    host = _header(headers, b"host") or ""
+def _require_no_web_page(headers: dict[bytes, bytes]) -> None:
+    host = _text(headers.get(b"host")) or ""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     # A page of a sandbox's own, under /p/, has this service's origin: its reads name no origin, but
     # where they come from.
     by_page = (
-        _header(headers, b"origin") is not None
-        or _header(headers, b"referer") is not None
-        or _header(headers, b"sec-fetch-site") not in {None, "none"}
+        b"origin" in headers
+        or b"referer" in headers
+        or headers.get(b"sec-fetch-site") not in {None, b"none"}
     )
     if by_page or not is_loopback(name.strip("[]")):
         raise NotAuthenticatedError(
@@ -92,11 +95,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _header(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
-    for key, value in headers:
-        if key == name:
-            return value.decode("latin-1")
-    return None
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
 
 
 class Guard:
@@ -111,17 +111,10 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        sender = None
         try:
-            _require_one_reading(scope["headers"])
-            version = _agree(scope)
-            if scope["path"] not in OPEN_PATHS:
-                sender = await self._admit(scope)
-                behalf = _header(scope["headers"], HEADER)
-                identity = sender if behalf is None else heard(behalf, sender)
-                scope.setdefault("state", {})["identity"] = identity
+            sender, version = await let_in(scope, self._admit)
         except ColdframeError as error:
-            await _refuse(scope, receive, send, error)
+            await refusal(error)(scope, receive, send)
             return
         if version is not None:
             send = _saying(send, version)
@@ -135,20 +128,41 @@ class Guard:
                 if not cut.made:
                     raise
                 with contextlib.suppress(RuntimeError):  # an answer that had begun just ends
-                    revoked = NotAuthenticatedError("this key was revoked")
-                    await _refuse(scope, receive, send, revoked)
+                    await refusal(revoked())(scope, receive, send)
 
 
-def _require_one_reading(headers: list[tuple[bytes, bytes]]) -> None:
-    seen = [name for name, _ in headers if name in _ONCE]
-    if len(seen) > len(set(seen)):
-        twice = next(name for name in seen if seen.count(name) > 1).decode("ascii")
-        raise InvalidRequestError(f"the header {twice!r} is there more than once; send one")
+async def let_in(scope: Scope, admit: Admission) -> tuple[Identity | None, int | None]:
+    """Say in a request's state who makes it; return who sends it, and the version to speak.
+
+    No sender: for what anybody may ask. No version: there is nothing to say of it.
+
+    Raises:
+        ColdframeError: it is to be answered with this `refusal`.
+    """
+    headers = _with_one_reading(scope["headers"])
+    version = _agree(_text(headers.get(_VERSION)))
+    if scope["path"] in OPEN_PATHS:
+        return None, version
+    sender = await admit(scope)
+    behalf = _text(headers.get(HEADER))
+    identity = sender if behalf is None else heard(behalf, sender)
+    scope.setdefault("state", {})["identity"] = identity
+    return sender, version
 
 
-def _agree(scope: Scope) -> int | None:
+def _with_one_reading(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    headers = dict(pairs)
+    if len(headers) < len(pairs):
+        seen = [name for name, _ in pairs]
+        for name in _ONCE & headers.keys():
+            if seen.count(name) > 1:
+                twice = name.decode("ascii")
+                raise InvalidRequestError(f"the header {twice!r} is there more than once; send one")
+    return headers
+
+
+def _agree(offered: str | None) -> int | None:
     """Return the version to speak when a client offers several; None: there is nothing to say."""
-    offered = _header(scope["headers"], _VERSION)
     if offered is None:
         return None
     chosen = common_version(offered)
@@ -161,22 +175,32 @@ def _agree(scope: Scope) -> int | None:
     return chosen if "," in offered else None
 
 
+def spoken(version: int) -> tuple[bytes, bytes]:
+    """Return the header that says which version was chosen."""
+    return _VERSION, str(version).encode()
+
+
 def _saying(send: Send, version: int) -> Send:
     async def said(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ())]
             if all(name != _VERSION for name, _ in headers):  # else a node behind us has said
-                headers.append((_VERSION, str(version).encode()))
+                headers.append(spoken(version))
             message = {**message, "headers": headers}
         await send(message)
 
     return said
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, error: ColdframeError) -> None:
-    """Answer a request, or the handshake of a WebSocket, with an error."""
+def refusal(error: ColdframeError) -> Response:
+    """Return the answer to a request, or the handshake of a WebSocket, that is not let in."""
     response = failures.answer(error)
     response.headers["connection"] = "close"
     if response.status_code == failures.UNAUTHENTICATED:
         response.headers["www-authenticate"] = "Bearer"
-    await response(scope, receive, send)
+    return response
+
+
+def revoked() -> ColdframeError:
+    """Return why a request ends that was let in."""
+    return NotAuthenticatedError("this key was revoked")

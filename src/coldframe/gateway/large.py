@@ -18,11 +18,8 @@ from coldframe.protocol.models import MIB, ExecResult
 _GROWTH = 3
 """A window, and what it is in base64, with room for the copy that is being made of it."""
 _PIECE = 1 << 18
-
-
-def is_large(result: ExecResult) -> bool:
-    """Whether an answer with this result counts for its owner."""
-    return _size(result) > 2 * MIB
+_SMALL = 2 * MIB
+"""Smaller ones do not count."""
 
 
 def result_answer(
@@ -33,10 +30,10 @@ def result_answer(
     Raises:
         CapacityError: the owner has too many large ones on their way already.
     """
-    owner = tenant.identity.owner
-    if owner is None or not is_large(result):
+    owner, size = tenant.identity.owner, _size(result)
+    if owner is None or size <= _SMALL:
         return json_answer(shown)
-    amount = _GROWTH * _size(result)
+    amount = _GROWTH * size
     service.answers.take(owner, amount)
     try:
         return _Held(wire.dump(shown), service.answers, owner, amount)

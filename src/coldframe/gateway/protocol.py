@@ -7,11 +7,13 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from coldframe.gateway.exchange import Exchange
 
 log = logging.getLogger("coldframe.gateway")
 
@@ -54,6 +56,15 @@ class Joined:
         if waiting:
             self._transport.write(b"".join(waiting))
 
+    def write_now(self, data: bytes) -> None:
+        """Send at once."""
+        self.flush()
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be."""
+        return self._transport.is_closing()
+
     def close(self) -> None:
         """Close once all is sent."""
         self.flush()
@@ -72,12 +83,21 @@ Refused = Callable[[str, int], None]
 """Told who was turned away before there was a request, and with what status."""
 
 
-def bounded(head_bytes: int, head_s: float, refused: Refused) -> type[HttpToolsProtocol]:
+Taker = Callable[[Exchange], None]
+"""Answers a request without the application."""
+Shortcut = Callable[[bytes], Taker | None]
+"""Gives what takes a POST to a URL, if anything does."""
+
+
+def bounded(
+    head_bytes: int, head_s: float, refused: Refused, express: Shortcut | None = None
+) -> type[HttpToolsProtocol]:
     """Return a connection class whose heads are at most so large and take at most so long."""
 
     class Bounded(_Bounded):
         most_bytes, most_s = head_bytes, head_s
         tell = staticmethod(refused)
+        shortcut = staticmethod(express or (lambda _: None))
 
     return Bounded
 
@@ -86,6 +106,13 @@ class _Bounded(HttpToolsProtocol):
     most_bytes: int
     most_s: float
     tell: Refused
+    shortcut: Shortcut
+    _taker: Taker | None = None
+    """Gets the request that is being read, if it is whole at the end of what was received."""
+    _body = b""
+    """What has come of it."""
+    _whole: tuple[Taker, Exchange] | None = None
+    """One that is whole."""
     _in_head = True
     _head_size = 0
     _late: asyncio.TimerHandle | None = None
@@ -128,6 +155,7 @@ class _Bounded(HttpToolsProtocol):
         if self._in_head:
             self._head_size += len(data)
         super().data_received(data)
+        self._hand_on()
         if not self._in_head or self._head_size == 0:
             return
         if self._head_size > self.most_bytes:
@@ -145,19 +173,75 @@ class _Bounded(HttpToolsProtocol):
         if size > self.most_bytes:
             self._refuse()
             return
-        super().on_headers_complete()
+        self._taker = self._find_taker()
+        if self._taker is None:
+            super().on_headers_complete()
+
+    def _find_taker(self) -> Taker | None:
+        """Return what answers the request whose head has come; None: the application does."""
+        parser = self.parser
+        if (
+            parser.get_method() != b"POST"
+            or parser.get_http_version() != "1.1"
+            or parser.should_upgrade()
+            or not parser.should_keep_alive()
+            or self.expect_100_continue
+            or not (self.cycle is None or self.cycle.response_complete)
+        ):
+            return None
+        return self.shortcut(self.url)
+
+    def _hand_on(self) -> None:
+        """Let a request that is whole be taken; one that is not is the application's after all."""
+        whole, self._whole = self._whole, None
+        part, self._taker = self._taker, None
+        if self.transport.is_closing():
+            return
+        if whole is not None:
+            take, exchange = whole
+            take(exchange)
+        if part is not None:
+            body, self._body = self._body, b""
+            super().on_headers_complete()
+            super().on_body(body)
 
     def on_body(self, body: bytes) -> None:
         """Leave out what came with a head that was refused."""
-        if not self._refused:
+        if self._taker is not None:
+            self._body += body
+        elif not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next head may come; its time begins with its first byte."""
         self._in_head = True
-        if not self._refused:
+        if self._taker is not None:
+            path, _, query = self.url.partition(b"?")
+            about = {"method": "POST", "path": path.decode("ascii"), "query_string": query}
+            scope: dict[str, Any] = {**self.scope, **about}
+            exchange = Exchange(self, scope, self._body)
+            self._whole = self._taker, exchange
+            self._taker, self._body = None, b""
+            self.cycle = cast(RequestResponseCycle, exchange)
+        elif not self._refused:
             super().on_message_complete()
             cast(dict[str, object], self.scope)[WHOLE] = True
+
+    def send(self, data: bytes) -> None:
+        """See `Connection`."""
+        cast(Joined, self.transport).write_now(data)
+
+    def answered(self, *, close: bool) -> None:
+        """See `Connection`."""
+        if close:
+            self.transport.close()
+        self.on_response_complete()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """See `Connection`."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def on_response_complete(self) -> None:
         """Send it at once, not in another turn of the loop."""

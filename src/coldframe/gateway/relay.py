@@ -23,8 +23,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from coldframe.gateway import failures
 from coldframe.gateway.behalf import HEADER, told
 from coldframe.gateway.context import until_one_ends
+from coldframe.gateway.express import Door
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.meters import Meters
+from coldframe.gateway.protocol import Shortcut
 from coldframe.gateway.tenants import Quotas
 from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol import places, tracing
@@ -222,6 +224,11 @@ class ServedRelay:
         self.app: ASGIApp = Relay(upstream, quotas, own)
         self.by_url: ASGIApp = self.app
         self.meters = Meters()
+
+    def express(self, door: Door) -> Shortcut | None:
+        """See `Served`: it has no commands of its own."""
+        del door
+        return None
 
     def reached_at(self, origin: str) -> None:
         """See `Served`: URLs are the other service's."""

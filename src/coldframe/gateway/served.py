@@ -8,8 +8,9 @@ from starlette.types import ASGIApp
 
 from coldframe.gateway.app import make_app
 from coldframe.gateway.context import Service
-from coldframe.gateway.express import Express
+from coldframe.gateway.express import Door, Express
 from coldframe.gateway.meters import Meters
+from coldframe.gateway.protocol import Shortcut
 from coldframe.gateway.proxy import PortProxy
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.tenants import Quotas
@@ -20,10 +21,16 @@ from coldframe.node.sandboxes import CloseReport
 class Served(Protocol):
     """An application, and what the doors need to know to close."""
 
-    app: ASGIApp
     by_url: ASGIApp
     """What is below `/p/`, for whoever has a URL: not asked who that is."""
     meters: Meters
+
+    @property
+    def app(self) -> ASGIApp:
+        """Answers what is not below that."""
+
+    def express(self, door: Door) -> Shortcut | None:
+        """Return what answers past the application by a door; None: nothing does."""
 
     def reached_at(self, origin: str) -> None:
         """Note where it is served on TCP, such as `http://127.0.0.1:8080`."""
@@ -53,10 +60,13 @@ class ServedNode:
     def __init__(self, node: Node, quotas: Quotas, settings: GatewaySettings) -> None:
         self._node = node
         self.service = Service(node, quotas, settings)
-        routed = make_app(self.service)
-        self.app: ASGIApp = Express(routed, routed)
+        self.app = make_app(self.service)
         self.by_url: ASGIApp = PortProxy(self.service)
         self.meters = self.service.meters
+
+    def express(self, door: Door) -> Shortcut | None:
+        """See `Served`."""
+        return Express(self.app, door)
 
     def reached_at(self, origin: str) -> None:
         """See `Served`."""

@@ -23,6 +23,7 @@ from coldframe.gateway.activity import Activity, Counting
 from coldframe.gateway.app import routes
 from coldframe.gateway.audit import open_log
 from coldframe.gateway.audited import Auditor
+from coldframe.gateway.express import Door
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.handover import Handover
 from coldframe.gateway.protocol import Lasting, bounded
@@ -31,7 +32,7 @@ from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
 from coldframe.gateway.served import Served
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.gateway.store import Store
-from coldframe.gateway.traces import traced
+from coldframe.gateway.traces import find_tracer, traced
 from coldframe.gateway.watch import Watch
 from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
@@ -150,7 +151,8 @@ class Doors:
         listener = self._handed_listener(str(listen)) or _bound(listen)
         at = Listen(*listener.getsockname()[:2])
         self._served.reached_at(f"{'http' if tls is None else 'https'}://{at.reachable}")
-        await self._serve(str(listen), listener, by_key(self._store), tls)
+        admit, waits = by_key(self._store), self._store.waits
+        await self._serve(str(listen), listener, admit, tls, waits=waits)
         return at
 
     def _handed_listener(self, address: str) -> socket.socket | None:
@@ -163,7 +165,10 @@ class Doors:
         listener: socket.socket,
         admit: Admission,
         tls: ssl.SSLContext | None,
+        *,
+        waits: bool = False,
     ) -> None:
+        """`waits`: see `Door`."""
         listener.setblocking(False)
         self._listeners[address] = listener.dup()
         app: ASGIApp = Guard(self._served.app, admit, self._watch)
@@ -173,9 +178,12 @@ class Doors:
         by_url = self._auditor.over(self._served.by_url, only_refused=True)
         app = ByUrl(traced(app, self._routes), by_url)
         app = Counting(app, self._served.meters, self._activity)
+        door = Door(admit, self._watch, self._auditor, self._activity, waits)
+        express = None if find_tracer() else self._served.express(door)
+        settings = self._settings
         config = uvicorn.Config(
             app,
-            http=bounded(self._settings.head_bytes, self._settings.head_s, self._auditor.refused),
+            http=bounded(settings.head_bytes, settings.head_s, self._auditor.refused, express),
             ws=Lasting,
             lifespan="off",
             log_config=None,
@@ -184,8 +192,8 @@ class Doors:
             server_header=False,
             date_header=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=round(self._settings.keep_alive_s),
-            timeout_graceful_shutdown=round(self._settings.drain_s + _LAST_ANSWERS_S),
+            timeout_keep_alive=round(settings.keep_alive_s),
+            timeout_graceful_shutdown=round(settings.drain_s + _LAST_ANSWERS_S),
             ws_max_size=LARGEST_MESSAGE,
             ws_per_message_deflate=False,  # a window per connection, however idle
         )

@@ -6,7 +6,7 @@ request is a span of that trace, too.
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +21,7 @@ _HEADS = _ANSWERS | {"websocket.accept"}
 
 def traced(app: ASGIApp, routes: Routes) -> ASGIApp:
     """Return an application that does each request under its trace."""
-    tracer = _tracer()
+    tracer = find_tracer()
     return Traced(app if tracer is None else Spans(app, routes, tracer))
 
 
@@ -33,9 +33,8 @@ class Traced:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything on."""
-        given = _given(scope)
         # The task is this request's alone; so is its context.
-        tracing.enter(None if given is None else tracing.read(given))
+        tracing.enter(given_trace(scope))
         await self._app(scope, receive, _telling(send))
 
 
@@ -88,6 +87,12 @@ def _telling(send: Send) -> Send:
     return told
 
 
+def given_trace(scope: Scope) -> str | None:
+    """Return the trace id that a request names; None: none that is valid."""
+    given = _given(scope)
+    return None if given is None else tracing.read(given)
+
+
 def _given(scope: Scope) -> str | None:
     for name, value in scope["headers"]:
         if name == _HEADER:
@@ -96,12 +101,11 @@ def _given(scope: Scope) -> str | None:
     return None
 
 
-def _tracer() -> Any:
+def find_tracer() -> Any:
     """Return what makes spans; None: nobody has configured where they go."""
-    if importlib.util.find_spec("opentelemetry") is None:
+    trace = sys.modules.get("opentelemetry.trace")  # by whoever configures it, before us
+    if trace is None:
         return None
-    from opentelemetry import trace
-
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from coldframe.gateway.store import Store
@@ -22,14 +22,14 @@ LOOK_S = 1.0
 class Cut:
     """One request that is open."""
 
-    def __init__(self, task: asyncio.Task[object]) -> None:
-        self._task = task
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
         self.made = False
 
     def make(self) -> None:
         """End it."""
         self.made = True
-        self._task.cancel()
+        self._end()
 
 
 class Watch:
@@ -45,16 +45,25 @@ class Watch:
         """Cancel the current task in a block, `made` being set, once a key is revoked."""
         task = asyncio.current_task()
         assert task is not None
-        cut = Cut(task)
+        cut = self.begin(key_id, task.cancel)
+        try:
+            yield cut
+        finally:
+            self.end(key_id, cut)
+
+    def begin(self, key_id: str, end: Callable[[], object]) -> Cut:
+        """Call `end` once a key is revoked, up to `Watch.end`."""
         cuts = self._open.get(key_id)
         if cuts is None:
             cuts = self._open[key_id] = set()
             self._look_later(key_id)
+        cut = Cut(end)
         cuts.add(cut)
-        try:
-            yield cut
-        finally:
-            cuts.discard(cut)
+        return cut
+
+    def end(self, key_id: str, cut: Cut) -> None:
+        """A request has been answered."""
+        self._open[key_id].discard(cut)
 
     def _look_later(self, key_id: str) -> None:
         asyncio.get_running_loop().call_later(LOOK_S, self._begin_look, key_id)

@@ -76,20 +76,6 @@ class Outcome(Generic[T]):
             alone.set_exception(self._error)
         return alone
 
-    async def tell(self, callback: Callable[[T], None]) -> T:
-        """As waiting for it; `callback` gets a result in the moment it is known."""
-        waits = True
-
-        def told(outcome: Outcome[T]) -> None:
-            if waits and outcome.exception() is None:
-                callback(outcome.result())
-
-        self.then(told)
-        try:
-            return await self
-        finally:
-            waits = False
-
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
             waiter: asyncio.Future[None] = self._loop.create_future()

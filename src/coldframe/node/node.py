@@ -258,27 +258,28 @@ class Node:
 
     # --- commands ---------------------------------------------------------------------
 
-    async def exec(
-        self,
-        id_or_name: str,
-        request: ExecRequest,
-        *,
-        told: Callable[[ExecResult], None] | None = None,
-    ) -> ExecResult:
+    async def exec(self, id_or_name: str, request: ExecRequest) -> ExecResult:
         """Run a command and return how it ended.
 
         It goes on when the caller is cancelled: ask again with the same operation id, or delete
-        the sandbox. As long as the caller waits, `told` gets the result in the moment it is known.
+        the sandbox.
 
         Raises:
             NotExecutedError and its kin: it was not started.
             CapacityError: too much is running or waiting.
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
-        operation = self._works.execs.begin(self._find(id_or_name), request)
-        if told is None:
-            return await operation.ended
-        return await operation.ended.tell(told)
+        return await self._works.execs.begin(self._find(id_or_name), request).ended
+
+    def begin_exec(
+        self,
+        id_or_name: str,
+        request: ExecRequest,
+        told: Callable[[ExecResult | BaseException], None],
+    ) -> None:
+        """As `exec`; `told` gets how it ended, or what it failed with, as soon as it is known."""
+        ended = self._works.execs.begin(self._find(id_or_name), request).ended
+        ended.then(lambda known: told(known.exception() or known.result()))
 
     async def start_exec(self, id_or_name: str, request: ExecRequest) -> str:
         """Start a command; return its operation id once it runs. Raises as `exec`."""

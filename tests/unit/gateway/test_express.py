@@ -1,97 +1,376 @@
-"""The short way of commands: the answer leaves in the moment of the result, and leaves once."""
+"""The short way of commands answers, refuses and notes as the application does, word for word."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from coldframe.gateway.app import make_app
-from coldframe.gateway.context import Service
-from coldframe.gateway.express import Express
-from coldframe.gateway.guard import Guard, by_socket
+from coldframe.gateway.exchange import Exchange
+from coldframe.gateway.express import Door
+from coldframe.gateway.identity import Scope
+from coldframe.gateway.keys import create_key, revoke_key
+from coldframe.gateway.protocol import Shortcut, Taker
+from coldframe.gateway.served import ServedNode
+from coldframe.gateway.server import Doors, Listen
+from coldframe.gateway.settings import GatewaySettings
+from coldframe.gateway.store.sqlite import SqliteStore
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import OperationNotFoundError
 from coldframe.protocol.models import SandboxSpec
 
-
-class Caller:
-    """One request, and what is sent for it; a send waits while `open` is not set."""
-
-    def __init__(self, sandbox_id: str, body: dict[str, Any], query: bytes = b"") -> None:
-        self.body = json.dumps(body).encode()
-        self.sent: list[dict[str, Any]] = []
-        self.open = asyncio.Event()
-        self.open.set()
-        path = f"/v1/sandboxes/{sandbox_id}/execs"
-        self.scope: dict[str, Any] = {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": query,
-            "headers": [(b"content-length", str(len(self.body)).encode())],
-        }
-
-    async def receive(self) -> dict[str, Any]:
-        """The whole body."""
-        return {"type": "http.request", "body": self.body, "more_body": False}
-
-    async def send(self, message: Any) -> None:
-        """As a connection that may be full."""
-        await self.open.wait()
-        self.sent.append(message)
-
-    def answer(self) -> Any:
-        """The body of what was sent."""
-        assert [one["type"] for one in self.sent] == ["http.response.start", "http.response.body"]
-        return json.loads(self.sent[1]["body"])
+Headers = dict[str, str]
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-@pytest.mark.parametrize("full", [False, True])
-async def test_answer_is_sent_once_whether_or_not_the_connection_takes_it(
-    tmp_path: Path, full: bool
+class Counted(ServedNode):
+    """Knows how many requests took the short way."""
+
+    short = 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.taken = asyncio.Event()
+        """Whether any did."""
+
+    def express(self, door: Door) -> Shortcut | None:
+        """Count what is taken."""
+        taker = super().express(door)
+        assert taker is not None
+        return lambda url: self._counted(taker(url))
+
+    def _counted(self, take: Taker | None) -> Taker | None:
+        def counted(exchange: Exchange) -> None:
+            self.short += 1
+            self.taken.set()
+            assert take is not None
+            take(exchange)
+
+        return None if take is None else counted
+
+
+@dataclass
+class Served:
+    """A service in this process, whose short way can be counted."""
+
+    node: Node
+    store: SqliteStore
+    app: Counted
+    at: Listen
+    audit: Path
+    sandbox_id: str = ""
+    read: int = field(default=0)
+
+    def noted(self) -> list[dict[str, Any]]:
+        """Lines of the audit log since the last call, without their time."""
+        lines = [json.loads(line) for line in self.audit.read_text().splitlines()]
+        new, self.read = lines[self.read :], len(lines)
+        return [{name: one for name, one in line.items() if name != "time"} for line in new]
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection to it."""
+        reader, writer = await asyncio.open_connection(self.at.host, self.at.port)
+        try:
+            yield Connection(self, reader, writer)
+        finally:
+            writer.close()
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    def json(self) -> Any:
+        """Its body."""
+        return json.loads(self.body)
+
+    def comparable(self) -> tuple[int, Headers, str]:
+        """Without what differs each time: spans, times, ids of operations, what was used."""
+        headers = {name: value for name, value in self.headers.items() if name != "content-length"}
+        if "traceparent" in headers:
+            headers["traceparent"] = headers["traceparent"][:36]
+        varying = r'"(operation_id|\w+_at|duration_s|cpu_\w+|memory_peak_bytes)": ?[^,}]+'
+        return self.status, headers, re.sub(varying, "", self.body.decode())
+
+
+@dataclass
+class Connection:
+    """Sends requests as bytes, so that it is known in which pieces they come."""
+
+    service: Served
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def request(self, body: Any, query: str = "", **headers: str) -> tuple[bytes, bytes]:
+        """Head and body of a submission."""
+        told = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sandbox = headers.pop("sandbox", self.service.sandbox_id)
+        given = {"Host": "127.0.0.1", **{name.replace("_", "-"): headers[name] for name in headers}}
+        lines = [f"POST /v1/sandboxes/{sandbox}/execs{query} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in given.items()]
+        lines += [f"Content-Length: {len(told)}", "", ""]
+        return "\r\n".join(lines).encode(), told
+
+    async def short(self, body: Any, query: str = "", **headers: str) -> Answer:
+        """Send it in one piece; it must take the short way."""
+        before = self.service.app.short
+        head, told = self.request(body, query, **headers)
+        self.writer.write(head + told)
+        answer = await self.answer()
+        assert self.service.app.short == before + 1
+        return answer
+
+    async def long(self, body: Any, query: str = "", **headers: str) -> Answer:
+        """Send the body after the head: it must go through the application."""
+        before = self.service.app.short
+        head, told = self.request(body, query, **headers)
+        self.writer.write(head)
+        await asyncio.sleep(0.02)
+        self.writer.write(told)
+        answer = await self.answer()
+        assert self.service.app.short == before
+        return answer
+
+    async def answer(self) -> Answer:
+        """The next answer."""
+        async with asyncio.timeout(20):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head.strip().split("\r\n")
+            headers = {name.lower(): value for name, value in (one.split(": ") for one in lines)}
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return Answer(int(first.split()[1]), headers, body)
+
+
+@asynccontextmanager
+async def serving(
+    home: Path, settings: GatewaySettings | None = None, node: Node | None = None
+) -> AsyncIterator[Served]:
+    """A node in this process, with its doors open."""
+    chosen = settings or GatewaySettings(audit=home / "audit")
+    store = SqliteStore(f"sqlite:{home}/keys.sqlite")
+    async with node or Node(NodeSettings(home=home, runtime="fake")) as open_node:
+        app = Counted(open_node, store, chosen)
+        doors = Doors(app, store, chosen)
+        at = await doors.open_tcp(Listen("127.0.0.1", 0))
+        served = Served(open_node, store, app, at, home / "audit/audit.jsonl")
+        served.sandbox_id = (await open_node.create_sandbox(SandboxSpec(image="any"))).id
+        try:
+            yield served
+        finally:
+            await doors.close()
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Served]:
+    """A service without keys."""
+    async with serving(tmp_path) as served:
+        yield served
+
+
+CASES: list[tuple[Any, Headers]] = [
+    ({"command": "echo hi"}, {}),
+    ({"command": "exit 3"}, {"Coldframe_Protocol": "1"}),
+    ({"command": "true"}, {"Coldframe_Protocol": "1, 77"}),
+    ({"command": "true"}, {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}),
+    ({"command": "true"}, {"traceparent": "nonsense"}),
+    ({"argv": ["/no/such/program"]}, {}),
+    ({"command": "true"}, {"Coldframe_Protocol": "77"}),
+    ({"command": "true"}, {"Coldframe_On_Behalf": "{}"}),
+    (
+        {"command": "true"},
+        {"Coldframe_On_Behalf": '{"owner":"ada","scopes":["read"],"name":"x"}'},
+    ),
+    ({"command": "true"}, {"Authorization": "Bearer nonsense"}),
+    ({"command": "true"}, {"Origin": "http://127.0.0.1"}),
+    ({"command": "true"}, {"Host": "example.org"}),
+    ({"command": "true"}, {"sandbox": "sb-none"}),
+    ({"command": "true", "expected_version": 77}, {}),
+    ({"command": "true", "argv": ["true"]}, {}),
+    ({"command": "true", "operation_id": "a b"}, {}),
+    (b"no json", {}),
+    (b" ", {}),
+    (b"\xff" * 100, {}),
+    ({"command": "\udcff"}, {}),
+]
+
+
+async def test_both_ways_answer_and_note_the_same(service: Served) -> None:
+    """A rule that held on one of them only would be a hole, or a surprise."""
+    for body, headers in CASES:
+        seen = []
+        for way in ("short", "long"):
+            service.noted()
+            before = Counter(service.app.meters.requests)
+            async with service.connection() as caller:
+                ask: Callable[..., Any] = getattr(caller, way)
+                answer: Answer = await ask(body, **headers)
+                if answer.headers.get("connection") == "close":
+                    assert await caller.reader.read() == b""
+            counted = Counter(service.app.meters.requests) - before
+            assert counted == {answer.status: 1}
+            seen.append((answer.comparable(), service.noted()))
+        short, long = seen
+        assert short == long, (body, headers)
+        assert len(short[1]) == 1
+
+
+async def test_keys_are_asked_for_from_the_next_request_on(service: Served) -> None:
+    """The connection that was let in before is nobody's key."""
+    command = {"command": "true"}
+    async with service.connection() as caller:
+        assert (await caller.short(command)).status == 200
+        key = await create_key(service.store, "ada", [Scope.EXEC])
+        assert (await caller.short(command)).status == 401
+    async with service.connection() as caller:
+        bearer = {"Authorization": f"Bearer {key}"}
+        foreign = await caller.short(command, **bearer)
+        assert (foreign.status, foreign.json()["code"]) == (404, "sandbox_not_found")
+    async with service.connection() as caller:
+        reader = await create_key(service.store, "ada", [Scope.READ])
+        assert (await caller.short(command, Authorization=f"Bearer {reader}")).status == 403
+    async with service.connection() as caller:
+        admin = await create_key(service.store, "ops", [Scope.ADMIN])
+        bearer = {"Authorization": f"Bearer {admin}"}
+        assert (await caller.short(command, **bearer)).status == 200
+        await revoke_key(service.store, admin)
+        assert (await caller.short(command, **bearer)).status == 401
+
+
+async def test_revoked_key_ends_what_waits(service: Served) -> None:
+    """Within a second or two, as on every other route; the command itself goes on."""
+    admin = await create_key(service.store, "ops", [Scope.ADMIN])
+    slow = {"command": "sleep 20", "operation_id": "slow"}
+    async with service.connection() as caller:
+        head, body = caller.request(slow, Authorization=f"Bearer {admin}")
+        caller.writer.write(head + body)
+        await service.app.taken.wait()
+        await revoke_key(service.store, admin)
+        assert (await caller.answer()).status == 401
+    assert await service.node.poll_exec("slow") is None
+    await service.node.cancel_exec("slow")
+
+
+async def test_answer_is_late_once_and_the_same_again_gives_the_result(service: Served) -> None:
+    """A caller that asks again joins the command that runs."""
+    slow = {"command": "sleep 1.3; echo late", "operation_id": "late"}
+    async with service.connection() as caller:
+        assert (await caller.short(slow, "?wait_s=1")).status == 202
+        assert (await caller.short(slow)).json()["exit_code"] == 0
+        again = await caller.short(slow)
+        assert again.json()["operation_id"] == "late"
+
+
+async def test_stop_answers_who_waits_at_once(service: Served) -> None:
+    """Nobody is to wait for a service that wants to end."""
+    slow = {"command": "sleep 20", "operation_id": "slow"}
+    async with service.connection() as caller:
+        head, body = caller.request(slow)
+        caller.writer.write(head + body)
+        await service.app.taken.wait()
+        service.app.answer_now()
+        assert (await caller.answer()).status == 202
+    await service.node.cancel_exec("slow")
+
+
+async def test_requests_in_one_piece_are_answered_in_their_order(service: Served) -> None:
+    """Whoever sends the next before the answer gets answers in the order of the questions."""
+    async with service.connection() as caller:
+        one = b"".join(caller.request({"command": "sleep 0.1; echo one"}))
+        two = b"".join(caller.request({"command": "echo two"}))
+        look = b"GET /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        caller.writer.write(one + look + two + look + one[:-4])
+        answers = [await caller.answer() for _ in range(4)]
+        assert [one.status for one in answers] == [200] * 4
+        assert "protocol" in answers[1].json()
+        sizes = [answers[at].json()["duration_s"] for at in (0, 2)]
+        assert sizes[0] > sizes[1]
+        caller.writer.write(one[-4:])
+        assert (await caller.answer()).status == 200
+
+
+async def test_answers_to_who_does_not_read_are_not_heaped_up(service: Served) -> None:
+    """Its next request is not read before the answer to the last is on its way."""
+    loud = {"command": "yes | head -c 1000000", "operation_id": "loud"}
+    async with service.connection() as caller:
+        request = b"".join(caller.request(loud))
+        assert (await caller.short(loud)).status == 200
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        caller.writer.write(request * 50)
+        counts = [-1, service.app.short]
+        while counts[-1] != counts[-2]:
+            await asyncio.sleep(0.3)
+            counts.append(service.app.short)
+        assert counts[-1] < 40
+        caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(50):
+            answer = await caller.answer()
+            assert answer.json()["out"]["total_bytes"] == 1000000
+
+
+@pytest.mark.parametrize("end", ["\r\nConnection: close", "\r\nExpect: 100-continue"])
+async def test_what_is_asked_in_another_way_goes_through_the_application(
+    service: Served, end: str
 ) -> None:
-    """What is begun outside of the request's task must be ended by it."""
-    async with Node(NodeSettings(home=tmp_path, runtime="fake")) as node:
-        app = make_app(Service(node, cast(Any, None)))
-        door = Guard(Express(app, app), by_socket)
-        info = await node.create_sandbox(SandboxSpec(image="any"))
-        caller = Caller(info.id, {"command": "echo once", "operation_id": "one"})
-        if full:
-            caller.open.clear()
-        asking = asyncio.ensure_future(door(caller.scope, caller.receive, caller.send))
-        await node_has(node, "one")
-        if full:
-            await asyncio.sleep(0.05)
-            assert (caller.sent, asking.done()) == ([], False)
-            caller.open.set()
-        await asking
-        assert caller.answer()["exit_code"] == 0
-
-        again = Caller(info.id, {"command": "echo once", "operation_id": "one"})
-        await door(again.scope, again.receive, again.send)
-        assert again.answer() == caller.answer()
-
-        slow = {"command": "sleep 0.2; echo late", "operation_id": "late"}
-        late = Caller(info.id, slow, b"wait_s=0")
-        await door(late.scope, late.receive, late.send)
-        assert late.sent[0]["status"] == 202
-        await node_has(node, "late")
-        assert len(late.sent) == 2
+    """What the short way does not know is not taken for what it knows."""
+    async with service.connection() as caller:
+        head, body = caller.request({"command": "true"})
+        caller.writer.write(head.replace(b"\r\nHost", end.encode() + b"\r\nHost") + body)
+        async with asyncio.timeout(10):
+            got = await caller.reader.readuntil(b"\r\n\r\n")
+        assert got.startswith((b"HTTP/1.1 200", b"HTTP/1.1 100"))
+        assert service.app.short == 0
 
 
-async def node_has(node: Node, operation_id: str) -> None:
-    """Return once a command has ended."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                await node.wait_exec(operation_id)
-            except OperationNotFoundError:
-                await asyncio.sleep(0.01)
-            else:
-                return
+async def test_client_that_goes_away_leaves_its_command_running(service: Served) -> None:
+    """It asks again by the operation id."""
+    async with service.connection() as caller:
+        head, body = caller.request({"command": "sleep 0.2; echo on", "operation_id": "on"})
+        caller.writer.write(head + body)
+        await service.app.taken.wait()
+    assert (await service.node.wait_exec("on")).exit_code == 0
+    async with service.connection() as caller:
+        assert (await caller.short({"command": "sleep 0.2; echo on", "operation_id": "on"})).status
+
+
+async def test_body_that_is_larger_than_allowed_is_refused(tmp_path: Path) -> None:
+    """However it comes."""
+    settings = GatewaySettings(audit=tmp_path / "audit", json_bytes=1000)
+    async with serving(tmp_path, settings) as service:
+        async with service.connection() as caller:
+            answer = await caller.short({"command": "x" * 2000})
+        assert (answer.status, answer.json()["code"]) == (413, "too_large")
+
+
+class Broken(Node):
+    """A node with a fault."""
+
+    def begin_exec(self, *_: Any) -> None:
+        """Fail as nobody foresaw."""
+        raise ZeroDivisionError("secret detail")
+
+
+async def test_fault_is_logged_whole_and_told_in_a_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on every other way (`test_faults`): and no further request goes into the connection."""
+    node = Broken(NodeSettings(home=tmp_path, runtime="fake"))
+    async with serving(tmp_path, node=node) as service, service.connection() as caller:
+        answer = await caller.short({"command": "true"})
+        assert (answer.status, answer.json()["code"]) == (500, "internal")
+        assert answer.headers["connection"] == "close"
+        assert await caller.reader.read() == b""
+    assert b"secret" not in answer.body
+    assert "ZeroDivisionError: secret detail" in caplog.text

@@ -10,7 +10,6 @@ import pytest
 
 from coldframe.gateway.app import make_app
 from coldframe.gateway.context import Service
-from coldframe.gateway.express import Express
 from coldframe.gateway.guard import Guard, by_socket
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
@@ -37,7 +36,7 @@ async def test_fault_is_logged_whole_and_told_in_a_sentence(
     """Whoever runs the service needs the traceback; a stranger must not have it."""
     node = Broken(NodeSettings(home=tmp_path, runtime="fake"))
     app = make_app(Service(node, cast(Any, None)))
-    transport = httpx.ASGITransport(Guard(Express(app, app), by_socket), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(Guard(app, by_socket), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as caller:
         answer = await caller.request(method, path, json={"command": "true"})
 

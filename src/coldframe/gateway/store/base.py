@@ -29,6 +29,9 @@ class KeyRecord:
 class Store(Protocol):
     """Where keys and quotas are. Every method raises StoreUnreachableError when it cannot tell."""
 
+    waits: bool
+    """Whether calls may take more than one step, and so need a task of asyncio's."""
+
     async def add_key(self, record: KeyRecord) -> None:
         """Keep a key.
 

@@ -11,6 +11,8 @@ from coldframe.protocol.models import Quota
 class FakeStore:
     """See `Store`. Stores of the same URL share what they hold."""
 
+    waits = False
+
     _shared: dict[str, tuple[dict[str, KeyRecord], dict[str, Quota]]] = {}  # noqa: RUF012
 
     def __init__(self, url: str) -> None:

@@ -47,6 +47,8 @@ return 1
 class RedisStore:
     """See `Store`. Connects when it is first asked; a lost connection is made anew."""
 
+    waits = True
+
     def __init__(self, url: str) -> None:
         """Take `redis://HOST:PORT/DB`, `rediss://...` or `redis+unix:///PATH?db=DB`.
 

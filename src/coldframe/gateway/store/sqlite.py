@@ -47,6 +47,8 @@ CREATE TABLE IF NOT EXISTS quotas (
 class SqliteStore:
     """See `Store`."""
 
+    waits = False
+
     def __init__(self, url: str) -> None:
         """Open or make the file of `sqlite:PATH`.
 
