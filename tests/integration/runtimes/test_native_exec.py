@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,24 +19,17 @@ from coldframe.protocol.errors import (
     PortUnreachableError,
     ProgramNotExecutableError,
     ProgramNotFoundError,
-    SandboxGoneError,
     ShellNotFoundError,
     UserNotFoundError,
     WorkdirNotFoundError,
 )
 from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest, PtySize, Reason, SignalScope
-from coldframe.runtimes.native import NativeRuntime
 from coldframe.runtimes.native_sandbox import NativeSandbox
 from tests.fixtures.descriptors import room_for
-from tests.fixtures.runtime import MakeSandbox, open_descriptors, run
+from tests.fixtures.runtime import MakeSandbox, open_descriptors, pieces, run
 
 MIB = 1 << 20
-
-
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
 
 
 # --- no descriptor left -----------------------------------------------------------------
@@ -430,46 +422,6 @@ async def test_port_is_listed_and_reached_from_within(
         await sandbox.connect(0)
 
 
-# --- users ----------------------------------------------------------------------------
-
-
-async def test_user_is_of_the_sandboxes_own_passwd_and_changes_with_it(
-    native_sandbox: NativeSandbox,
-) -> None:
-    """An image's user may be added by a command; ids need no entry."""
-    with pytest.raises(UserNotFoundError):
-        await run(native_sandbox, "id", user="agent")
-    setup = (
-        "echo agent:x:1234:1235::/home/agent:/bin/sh >> /etc/passwd;"
-        "printf 'agent:x:1235:\\nextra:x:77:agent\\n' >> /etc/group"
-    )
-    assert (await run(native_sandbox, setup)).ok
-
-    result = await run(native_sandbox, "id -u; id -g; id -G; echo $HOME $USER", user="agent")
-    assert result.stdout == b"1234\n1235\n1235 77\n/home/agent agent\n"
-    result = await run(native_sandbox, "id -u; id -g; echo $HOME", user="4321:33")
-    assert result.stdout == b"4321\n33\n/\n"
-    assert (await run(native_sandbox, "rm /etc/passwd /etc/group")).ok
-    assert (await run(native_sandbox, "id -u", user=5)).stdout == b"5\n"
-
-
-async def test_passwd_that_is_a_fifo_or_huge_does_not_block_or_fill_us(
-    native_sandbox: NativeSandbox,
-) -> None:
-    """It is read on every command."""
-    assert (await run(native_sandbox, "rm /etc/passwd; mkfifo /etc/passwd")).ok
-    assert (await asyncio.wait_for(run(native_sandbox, "true"), 10)).ok
-    with pytest.raises(UserNotFoundError):
-        await asyncio.wait_for(run(native_sandbox, "true", user="nobody"), 10)
-    await native_sandbox.files.remove("/etc/passwd")
-    await native_sandbox.files.write("/etc/passwd", pieces(*[b"x:" * MIB] * 4))
-    assert (await run(native_sandbox, "true")).ok
-    with pytest.raises(UserNotFoundError):
-        await run(native_sandbox, "true", user="nobody")
-    await native_sandbox.files.remove("/etc/passwd")
-    assert (await run(native_sandbox, "true")).ok
-
-
 # --- images of every kind -------------------------------------------------------------
 
 
@@ -537,145 +489,3 @@ async def test_pseudo_file_systems_are_refused_with_advice(native_sandbox: Nativ
     for path in ("/proc/self/status", "/sys/kernel", "/dev/null", "/dev/shm"):
         with pytest.raises(PathRefusedError, match="use exec"):
             await native_sandbox.files.stat(path)
-
-
-# --- ending ---------------------------------------------------------------------------
-
-
-async def test_exec_in_flight_at_destroy_ends_as_gone_with_its_output(
-    make_sandbox: MakeSandbox,
-) -> None:
-    """An episode that is cut must not look like one that hung."""
-    sandbox = await make_sandbox()
-    running = await sandbox.start_exec(
-        ExecRequest(command="echo before; sleep 1000"), new_operation_id()
-    )
-    assert (await running.read("stdout", 0, 100)).data == b"before\n"
-
-    await asyncio.gather(sandbox.destroy(), sandbox.destroy())
-    result = await running.wait()
-
-    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"before\n")
-    for refused in (
-        run(sandbox, "true"),
-        sandbox.processes(),
-        sandbox.listening_ports(),
-        sandbox.files.stat("/"),
-        sandbox.connect(80),
-    ):
-        with pytest.raises(SandboxGoneError):
-            await refused
-
-
-async def test_sandbox_whose_pid_one_is_killed_is_gone_with_its_output(
-    make_sandbox: MakeSandbox,
-) -> None:
-    """The OOM killer may choose it; nobody must wait for ever."""
-    sandbox = await make_sandbox()
-    running = await sandbox.start_exec(
-        ExecRequest(command="echo before; sleep 1000"), new_operation_id()
-    )
-    await running.read("stdout", 0, 100)
-    os.kill(sandbox.parts.created.pid, signal.SIGKILL)
-
-    gone = await asyncio.wait_for(sandbox.gone, 20)
-    result = await asyncio.wait_for(running.wait(), 20)
-
-    assert gone.cause == "signal 9"
-    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"before\n")
-    with pytest.raises(SandboxGoneError):
-        await run(sandbox, "true")
-    await sandbox.destroy()
-
-
-async def test_terminal_in_a_sandbox_whose_pid_one_was_killed_is_refused_as_gone(
-    make_sandbox: MakeSandbox,
-) -> None:
-    """Its /dev/pts goes before anybody is told that it has ended; that is no missing file."""
-    for _ in range(10):
-        sandbox = await make_sandbox()
-        os.kill(sandbox.parts.created.pid, signal.SIGKILL)
-        request = ExecRequest(command="true", pty=PtySize())
-        while not sandbox.gone.done():
-            try:
-                running = await sandbox.start_exec(request, new_operation_id())
-            except SandboxGoneError:
-                continue
-            await running.wait()
-        await sandbox.destroy()
-
-
-def choose_for_oom(pid: int) -> None:
-    """Make a process the largest that the OOM killer sees."""
-    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-
-
-@pytest.mark.parametrize("hog", ["exec", "leftover"])
-async def test_sandbox_whose_pid_one_the_oom_killer_chose_is_gone_as_oom(
-    make_sandbox: MakeSandbox, hog: str
-) -> None:
-    """Told from a kill by hand: the sandbox had too little memory, and what ran in it ended so."""
-    sandbox = await make_sandbox(memory_bytes=64 * MIB)
-    choose_for_oom(sandbox.parts.created.pid)
-    waiting = await sandbox.start_exec(
-        ExecRequest(command="echo before; sleep 1000"), new_operation_id()
-    )
-    await waiting.read("stdout", 0, 100)
-    # Two, so that neither is as large a victim as all of the memory makes pid 1.
-    eating = "echo hog; for n in 1 2; do x=$(head -c 300000000 /dev/zero | tr '\\0' x) & done; wait"
-    if hog == "leftover":
-        assert (await run(sandbox, f"({eating}) & sleep 0.01")).reason is Reason.EXIT
-    else:
-        eater = await asyncio.wait_for(run(sandbox, eating), 20)
-        assert (eater.reason, eater.stdout) == (Reason.SANDBOX_GONE, b"hog\n")
-        assert eater.resources.oom_kills
-
-    gone = await asyncio.wait_for(sandbox.gone, 20)
-    result = await asyncio.wait_for(waiting.wait(), 20)
-
-    assert gone.cause == "oom"
-    assert (result.reason, result.stdout) == (Reason.SANDBOX_GONE, b"before\n")
-    with pytest.raises(SandboxGoneError):
-        await run(sandbox, "true")
-    await sandbox.destroy()
-
-
-async def test_memory_hog_ends_as_oom_and_the_sandbox_lives(make_sandbox: MakeSandbox) -> None:
-    """The agent's fault is told from ours, and the next command runs."""
-    sandbox = await make_sandbox(memory_bytes=64 * MIB)
-
-    result = await run(sandbox, "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $?")
-    assert result.resources.oom_kills is not None
-    assert result.resources.oom_kills > 0
-    assert (await run(sandbox, "echo alive")).stdout == b"alive\n"
-
-
-async def test_idle_sandbox_costs_at_most_two_descriptors(
-    make_sandbox: MakeSandbox, native_runtime: NativeRuntime
-) -> None:
-    """2,000 of them must fit."""
-    await make_sandbox()
-    before = len(open_descriptors())
-    for _ in range(10):
-        await run(await make_sandbox(), "true")
-
-    assert len(open_descriptors()) - before <= 20
-
-
-# --- users ----------------------------------------------------------------------------
-
-
-async def test_users_of_one_sandbox_are_not_those_of_another(make_sandbox: MakeSandbox) -> None:
-    """What lies in the image is read once for all; what is written is the writer's alone."""
-    one, other = await make_sandbox(), await make_sandbox()
-    for sandbox in (one, other):
-        assert (await run(sandbox, "id -u", user="root")).stdout == b"0\n"
-
-    await run(one, "echo late:x:5:6::/:/bin/sh >> /etc/passwd")
-
-    assert (await run(one, "id -u", user="late")).stdout == b"5\n"
-    with pytest.raises(UserNotFoundError):
-        await run(other, "id -u", user="late")
-    third = await make_sandbox()
-    with pytest.raises(UserNotFoundError):
-        await run(third, "id -u", user="late")

@@ -25,14 +25,9 @@ from coldframe.protocol.errors import (
     PathNotFoundError,
     PathRefusedError,
 )
-from tests.fixtures.runtime import Tree
+from tests.fixtures.runtime import Tree, pieces
 
 RACES = 2000
-
-
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
 
 
 async def read(tree: Tree, path: str | bytes) -> bytes:

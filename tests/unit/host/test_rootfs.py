@@ -25,14 +25,9 @@ from coldframe.protocol.errors import (
     SandboxGoneError,
 )
 from coldframe.protocol.models import FileKind
-from tests.fixtures.runtime import Tree
+from tests.fixtures.runtime import Tree, pieces
 
 MIB = 1 << 20
-
-
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
 
 
 async def read(tree: Tree, path: str | bytes, **span: int) -> bytes:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from coldframe.images.base import Image
+from coldframe.node.life import ENDED
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.models import ExecRequest, SandboxSpec
+from coldframe.protocol.models import ExecRequest, SandboxInfo, SandboxSpec
 from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
+from tests.fixtures.waiting import until_asked
 
 SPEC = SandboxSpec(image="any")
 
@@ -85,3 +87,19 @@ async def node(make_node: NodeMaker) -> Node:
 async def held() -> HeldRuntime:
     """A runtime to be held up."""
     return HeldRuntime()
+
+
+async def ended(node: Node, sandbox_id: str) -> SandboxInfo:
+    """Wait until a sandbox is in a final state."""
+    await until_asked(lambda: _has_ended(node, sandbox_id))
+    return await node.get(sandbox_id)
+
+
+async def _has_ended(node: Node, sandbox_id: str) -> bool:
+    return (await node.get(sandbox_id)).state in ENDED
+
+
+def handle_of(node: Node, sandbox_id: str) -> FakeSandbox:
+    """The runtime's side of a sandbox."""
+    assert isinstance(node.runtime, FakeRuntime)
+    return node.runtime._sandboxes[sandbox_id]
