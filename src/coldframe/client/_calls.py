@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from coldframe.client._http import Answer, Headers, Http
 from coldframe.protocol import wire
@@ -10,8 +11,9 @@ from coldframe.protocol.errors import Execution, ServiceUnreachableError
 
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 """Before each further try to reach a service."""
-_RESTART_PAUSES_S = (2.0,) * 14
-"""Before still further ones, if it has been reached before: it may be being restarted."""
+_RESTART_S = 32.0
+"""How long a service that has been reached before may be away, since it may be being restarted.
+Counted from when it was first missed: what is asked later waits no longer than that either."""
 
 
 async def call(
@@ -30,16 +32,17 @@ async def call(
     With `replay` the request may be sent again when its connection was lost; without it only if
     it was never sent. `known`: the service has answered before.
     """
-    pauses = (*_PAUSES_S, *(_RESTART_PAUSES_S if known else ()))
-    for tried, pause_s in enumerate((*pauses, None)):
+    for tried in itertools.count():
         try:
             answer = await http.request(method, target, body, headers, within_s=within_s)
         except ServiceUnreachableError as error:
             sent = error.execution is not Execution.NOT_EXECUTED
-            given_up = tried >= len(_PAUSES_S) and not _may_come_back(error)
-            if pause_s is None or given_up or (sent and not replay):
+            given_up = tried >= len(_PAUSES_S) and not (
+                known and _may_come_back(error) and http.refused_s < _RESTART_S
+            )
+            if given_up or (sent and not replay):
                 raise
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(_PAUSES_S[min(tried, len(_PAUSES_S) - 1)])
             continue
         if answer.status >= 400:
             raise wire.read_error(answer.body, answer.status)

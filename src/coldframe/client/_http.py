@@ -96,8 +96,14 @@ class Http:
         self._fixed = "".join(f"{name}: {value}\r\n" for name, value in fixed).encode("latin-1")
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if address.tls else None
+        self._refused_since: float | None = None
         self.revive: Reviver | None = None
         """Called when whoever made the socket is gone without having taken it away."""
+
+    @property
+    def refused_s(self) -> float:
+        """For how long nobody has listened where a service did or should; 0: somebody does."""
+        return 0.0 if self._refused_since is None else monotonic() - self._refused_since
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -235,10 +241,13 @@ class Http:
                 "authority of your own set SSL_CERT_FILE"
             ) from error
         except (OSError, TimeoutError) as error:
+            if isinstance(error, ConnectionRefusedError) and self._refused_since is None:
+                self._refused_since = monotonic()
             raise ServiceUnreachableError(
                 f"no service answers at {where}: {error or 'no connection in time'}; start one "
                 "with coldframe serve, or set COLDFRAME_URL"
             ) from error
+        self._refused_since = None
         return _Connection(*pair)
 
     def _keep(self, connection: _Connection, head: Head) -> None:

@@ -481,8 +481,11 @@ def test_gateway_reaches_its_node_by_tls_with_an_administrators_key(tmp_path: Pa
         assert admin.rpartition("_")[2] not in "".join(front.log)
 
 
-def test_command_outlives_the_gateway_that_it_was_asked_by(pair: Pair, tmp_path: Path) -> None:
+def test_command_outlives_the_gateway_that_it_was_asked_by(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A gateway is nobody's only way; what it was waiting for is there by another."""
+    monkeypatch.setattr("coldframe.client._calls._RESTART_S", 1.0)
     key = pair.key("ada")
     with _gateway(tmp_path, pair.node, pair.redis) as doomed:
         client = SandboxClient(url=doomed.tcp, api_key=key)
