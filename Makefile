@@ -24,7 +24,7 @@ PYTEST_SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
 FUZZ_SECONDS := 300
 
-.PHONY: help setup demo test test-long harbor harnesses lint format fuzz native-check bench clean distclean
+.PHONY: help setup demo test test-long harbor harnesses lint format fuzz compiled native-check bench clean distclean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -35,7 +35,8 @@ setup:  ## Packages, .venv, the native program, base images
 demo: setup  ## The main job: tasks in; sandboxes, a harness, a verifier; trajectories out
 	@tools/demo --harness $(HARNESS) --samples $(SAMPLES) --concurrency $(CONCURRENCY)
 
-test: setup native-check  ## Every test
+test: setup  ## Every test
+	@$(MAKE) -j2 native-check compiled
 	@$(BIN)/python -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 test-long:  ## Every test, those that take minutes too
@@ -62,6 +63,9 @@ format:  ## Format the Python sources
 
 fuzz:  ## The native program's parser for FUZZ_SECONDS, by libFuzzer (installs clang)
 	@tools/fuzz $(FUZZ_SECONDS)
+
+compiled:  # The tests as pytest compiles them, once: each of its workers would do it for itself
+	@said=$$($(BIN)/python -m pytest -qq --collect-only 2>&1) || { echo "$$said"; exit 1; }
 
 native-check:  ## The native program's own tests, with sanitizers
 	$(MAKE) -C native test asan

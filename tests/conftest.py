@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 
@@ -39,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest first; leave out what takes minutes unless it is asked for."""
+    if hasattr(config, "workerinput"):
+        shared = [one for one, times in Counter(i.nodeid for i in items).items() if times > 1]
+        if shared:
+            raise pytest.UsageError(f"pytest-xdist runs the first only of the tests named {shared}")
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if not config.getoption("--long"):
         for item in items:

@@ -17,8 +17,15 @@ TESTS = (
     "tests/security/native",
     "tests/integration/native/test_lifecycle.py",
     "tests/integration/native/test_blanks.py",
+    *("--deselect", "tests/integration/native/test_lifecycle.py::test_remove_tree"),
+    *("--deselect", "tests/integration/native/test_lifecycle.py::test_sandbox_with_very_many"),
+    *("--deselect", "tests/integration/native/test_blanks.py::test_blank_failing_at_a_step"),
 )
-"""What the lane runs: what is particular to the guest, and what a kernel could change."""
+"""What the lane runs: what is particular to the guest, and what a kernel could change.
+
+Not what takes long and is the same whatever the cgroups are. Of a create, the lane fails each
+step when it is done with the rest; on the host also each that is done ahead.
+"""
 
 
 def main() -> int:

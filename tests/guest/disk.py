@@ -31,13 +31,15 @@ def make_disk(
     images: Sequence[str],
     command: Sequence[str],
     environment: Mapping[str, str],
+    *,
+    repository: bool,
 ) -> Path:
     """Make a disk below `scratch` that lets the guest run `command` on the first image's tree.
 
     Args:
         scratch: an empty directory on the file system of the parts' image store.
-        store: root of the store that holds the images.
         images: names of those that the guest gets; its own root is the first of them.
+        repository: whether the guest gets a copy of it, and of its Python's packages.
 
     Raises:
         GuestError: a tool is missing or failed, or the image's Python is not like ours.
@@ -47,8 +49,11 @@ def make_disk(
     for path in ("tmp", "root/upper", "root/work", "guest", "home"):
         (tree / path).mkdir(parents=True)
     (tree / "tmp").chmod(0o1777)
-    _lay_store(tree, parts.images, images)
+    base = _lay_store(tree, parts.images, images)
     _lay_guest(tree / "guest", parts, command, environment)
+    if repository:
+        _check_python(base)
+        _lay_repository(tree / "guest", parts)
     with disk.open("wb") as file:
         file.truncate(_SIZE_BYTES)
     _make_file_system(disk, tree)
@@ -56,8 +61,11 @@ def make_disk(
     return disk
 
 
-def _lay_store(tree: Path, images: Path, wanted: Sequence[str]) -> None:
-    """Put images into the disk's store. The files of their layers become hard links."""
+def _lay_store(tree: Path, images: Path, wanted: Sequence[str]) -> list[Path]:
+    """Put images into the disk's store. The files of their layers become hard links.
+
+    Returns the roots of the first one's layers.
+    """
     target = tree / "home/images"
     with ImageStore(images) as source, ImageStore(target) as store:
         resolved = [source.resolve(name) for name in wanted]
@@ -66,9 +74,10 @@ def _lay_store(tree: Path, images: Path, wanted: Sequence[str]) -> None:
         for image in resolved:
             store.tag(image.name, image.layers, image.config)
         base = resolved[0].layers
-        _check_python(source, base)
+        roots = [source.layer_root(digest) for digest in base]
     lowers = [f"/disk/home/images/layers/{digest}/root" for digest in base]
     (tree / "lowerdir").write_text(":".join(lowers))
+    return roots
 
 
 def _lay_layer(source: Path, target: Path) -> None:
@@ -78,10 +87,10 @@ def _lay_layer(source: Path, target: Path) -> None:
     _run("cp", "--archive", "--link", "--", str(source / "root"), str(target / "root"))
 
 
-def _check_python(store: ImageStore, layers: Sequence[str]) -> None:
+def _check_python(layers: Sequence[Path]) -> None:
     """Compiled packages fit one minor version of Python only."""
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if not any((store.layer_root(digest) / "usr/bin" / ours).exists() for digest in layers):
+    if not any((root / "usr/bin" / ours).exists() for root in layers):
         raise GuestError(f"this runs on {ours}, which the guest's image does not have")
 
 
@@ -90,7 +99,7 @@ def _lay_guest(
 ) -> None:
     shutil.copy2(parts.busybox, target / "busybox")
     shutil.copy2(Path(__file__).with_name("session.sh"), target)
-    build_probe(target / "probe", parts.architecture.compiler)
+    (target / "repository").mkdir()
     variables = {
         "PYTHONPATH": _GUEST_PYTHONPATH,
         "PYTHONUNBUFFERED": "1",
@@ -99,8 +108,11 @@ def _lay_guest(
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     (target / "command").write_text("\n".join([*lines, f"exec {shlex.join(command)}\n"]))
+
+
+def _lay_repository(target: Path, parts: Parts) -> None:
+    build_probe(target / "probe", parts.architecture.compiler)
     repository = target / "repository"
-    repository.mkdir()
     for name in _COPIED:
         source = REPOSITORY / name
         if source.is_dir():

@@ -21,7 +21,9 @@ fi
 $B mount -t ext4 -o noatime /dev/vda /disk &&
 	$B mount -t overlay -o "lowerdir=$($B cat /disk/lowerdir),upperdir=/disk/root/upper,workdir=/disk/root/work" \
 		overlay /root &&
-	$B mkdir -p /root/guest /root/var/lib/coldframe &&
+	for made in guest var/lib/coldframe proc sys dev tmp run; do
+		$B mkdir -p "/root/$made" || break
+	done &&
 	$B mount --bind /disk/guest /root/guest &&
 	$B mount --bind /disk/home /root/var/lib/coldframe &&
 	$B mount --bind /disk/tmp /root/tmp &&
