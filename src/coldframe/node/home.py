@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from coldframe.host import forks, gc, tally
+from coldframe.host import census, forks, gc, tally
 from coldframe.node import expired
 from coldframe.node.expired import ExpiredIds
 from coldframe.protocol.errors import CapabilityError, StorageFullError
@@ -138,7 +138,9 @@ class NodeHome:
         if self._lock is not None:
             with contextlib.suppress(OSError):  # a full disk: the sandboxes are gone all the same
                 tally.hand_in(self._home, self.directory)
-            shutil.rmtree(self.directory, ignore_errors=True)
+            # By its directory alone does `coldframe gc` find what is still in cgroups of the node.
+            if not census.node_cgroups(self.directory.name):
+                shutil.rmtree(self.directory, ignore_errors=True)
         self.let_go()
 
 

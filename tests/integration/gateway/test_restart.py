@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from coldframe import CursorExpiredError, Sandbox, SandboxClient
+from coldframe.host import census
 from coldframe.protocol import tracing
 from coldframe.protocol.models import ExecResult
 from tests.fixtures.restart import IMAGE, Services
@@ -143,6 +144,21 @@ def test_replaced_under_200_commands_none_is_lost_or_run_twice(services: Service
         burst.assert_right()
         assert client.ledger().balanced
     assert services.log.read_text().count("serving unix:") == 2
+
+
+def test_node_that_ends_and_leaves_a_cgroup_is_found_by_gc(services: Services) -> None:
+    """Without its directory nobody would ever know whose it is."""
+    services.start()
+    with services.client() as client:
+        node_id = client.create_sandbox(IMAGE).info.node_id
+        (base, *_) = census.node_cgroups(node_id)
+        (base / "stray").mkdir()
+    assert services.command("node", "stop").returncode == 0
+
+    assert services.command("ledger").returncode == 1
+    assert f"reaped cgroup {base}" in services.command("gc").stdout
+    assert not census.node_cgroups(node_id)
+    assert services.command("ledger").returncode == 0
 
 
 def test_upgrade_that_could_not_go_on_with_the_sandboxes_leaves_the_node_alone(
