@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -32,7 +32,6 @@ from coldframe.protocol.errors import InvalidRequestError
 Preset = Literal["apt", "pip", "npm"]
 PRESETS: tuple[Preset, ...] = ("apt", "pip", "npm")
 Ports = tuple[tuple[int, int], ...]
-Network = IPv4Network | IPv6Network
 
 HIDDEN = "**********"
 """Stands for a secret wherever it was not asked for."""

@@ -32,7 +32,6 @@ REPORT = struct.Struct("!Bqqqq")
 
 STAGE_CWD, STAGE_EXEC = 1, 2
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
