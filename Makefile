@@ -20,7 +20,7 @@ HARNESS := oracle
 SAMPLES := 2
 CONCURRENCY := 2
 # Most tests wait more than they compute. A file's tests stay together, in the order of collection.
-PYTEST_SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST_SPREAD := -n 5 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS :=
 FUZZ_SECONDS := 300
 

@@ -19,7 +19,7 @@ pytest_plugins = (
     "tests.fixtures.egress",
 )
 
-FIRST = ("tests/integration/guest/", "tests/integration/examples/")
+FIRST = ("tests/integration/guest/", "tests/integration/examples/", "tests/security/rollouts/")
 """What takes longest begins first, so that nothing runs alone at the end."""
 
 

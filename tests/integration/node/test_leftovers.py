@@ -68,6 +68,7 @@ async def test_late_output_can_be_read_after_its_writer_ended(
     asked = await _leave_and_end(native_node, sandbox.id, 40, 1 << 20)
     for _ in range(2 * LINGERING_LOOK):
         await native_node.exec(sandbox.id, ExecRequest(command="sleep 0.01 & :", spool_bytes=8192))
+        await _alone(native_node, sandbox.id)  # what still runs rightly holds its descriptors
 
     for operation_id in asked:
         chunk = await native_node.read_output(operation_id, "stdout", 0, 100)
