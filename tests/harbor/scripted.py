@@ -15,6 +15,7 @@ from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.verifier import Verifier
 
 from coldframe.protocol.errors import SandboxGoneError
+from tests.fixtures.waiting import until_asked
 
 MIB = 1 << 20
 
@@ -138,6 +139,17 @@ class Loses(_Agent):
         """Delete it behind Harbor's back, as an eviction would."""
         await environment.sandbox.delete()
         await environment.exec("true")
+
+
+class LosesItsNode(_Agent):
+    """Has the node of its sandbox killed under it."""
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        """With a command in flight."""
+        running = asyncio.create_task(environment.exec("touch /begun; sleep 600"))
+        await until_asked(lambda: environment.sandbox.files.exists("/begun"))
+        os.kill(int(os.environ["COLDFRAME_TEST_NODE"]), signal.SIGKILL)
+        await running
 
 
 class Kills(_Agent):

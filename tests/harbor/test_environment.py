@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ from typing import Any
 import pytest
 
 from coldframe import SandboxClient
+from coldframe.client import _calls
 from coldframe.host.egress import steering
 from coldframe.node.settings import NodeSettings
+from tests.fixtures.restart import Services, accounted
 from tests.fixtures.service import serving
 from tests.fixtures.waiting import wait_until
 from tests.harbor.jobs import Outcome, Trial, roll_out, run_job
@@ -31,12 +36,22 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(given) if given else tmp_path_factory.mktemp("truth")
 
 
+@contextmanager
+def alone(truth: Path) -> Iterator[None]:
+    """Let the other version in the lane wait for what is made once."""
+    with (truth / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="module")
-def traps(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Path:
+def traps(truth: Path) -> Path:
     """The directory of the traps."""
     directory = truth / "traps"
-    for name, trap in TRAPS.items():
-        trap.write(directory, name)
+    with alone(truth):
+        if not directory.exists():
+            for name, trap in TRAPS.items():
+                trap.write(directory, name)
     return directory
 
 
@@ -49,7 +64,8 @@ def trapped(traps: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module")
 def rolled_out(traps: Path, truth: Path) -> dict[str, Outcome]:
     """The same by `coldframe rollout run`."""
-    return roll_out(traps, truth / "of-traps", "oracle")
+    with alone(truth):
+        return roll_out(traps, truth / "of-traps", "oracle")
 
 
 @pytest.mark.parametrize("name", sorted(TRAPS))
@@ -92,7 +108,8 @@ def test_shipped_tasks_come_to_the_same_by_both_roads(
     trials = run_job(EXAMPLES, tmp_path, agent={"name": agent})
 
     assert {name: trial.outcome for name, trial in trials.items()} == expected
-    assert roll_out(EXAMPLES, truth / agent, agent) == expected
+    with alone(truth):
+        assert roll_out(EXAMPLES, truth / agent, agent) == expected
 
 
 def test_import_of_the_environment_is_light() -> None:
@@ -318,3 +335,28 @@ def test_sandboxes_of_a_killed_harbor_end_with_their_lease(tmp_path: Path) -> No
             wait_until(lambda: not client.list_sandboxes())
             found = client.ledger()
     assert (found.live, found.leaked, found.expired, found.balanced) == (0, 0, 20, True)
+
+
+def test_node_that_is_killed_in_the_middle_of_a_trial_is_told_and_the_trial_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is nobody's 0; what the dead node had lives on with its spawner, and ends by its lease."""
+    monkeypatch.setattr(_calls, "_RESTART_PAUSES_S", ())  # no other comes meanwhile
+    with accounted(Services(tmp_path, IMAGES, COLDFRAME_QUARANTINE_S="1")) as services:
+        monkeypatch.setenv("COLDFRAME_TEST_NODE", str(services.start().pid))
+        where: dict[str, Any] = {"url": services.url, "lease_s": 4.0}
+        lost = run_one(tmp_path, "LosesItsNode", GOOD, **where)
+        services.kill()
+        services.start()
+        with services.client() as client:
+            wait_until(lambda: not client.list_sandboxes())
+        (again,) = run_job(
+            tmp_path / "tasks", tmp_path / "again", agent={"name": "oracle"}, **where
+        ).values()
+        with services.client() as client:
+            found = client.ledger()
+
+    assert lost.outcome == "service_unreachable"
+    assert lost.result.verifier_result is None
+    assert again.outcome == 1.0
+    assert (found.live, found.leaked, found.balanced) == (0, 0, True)
