@@ -1,21 +1,19 @@
 /*
- * Start a command in a sandbox, through three processes that share our memory:
+ * Start a command in a sandbox, through two processes that share our memory:
  *
- *   joiner   closes all that is ours, then joins the namespaces of pid 1 but for the user's
- *   inner    the first process born inside: its children's orphans go to the sandbox's pid 1
+ *   joiner   born among the sandbox's processes; closes all that is ours, then joins the other
+ *            namespaces of pid 1 but for the user's. What it leaves when it ends is pid 1's
  *   command  sets itself up, joins the user namespace, and executes
  *
- * Each waits for the next one in vfork. We do not: from the moment on that the joiner has its own
+ * The joiner waits for the command in vfork. We do not: from the moment on that it has its own
  * table of descriptors the launch goes on beside us, for as long as the sandbox makes it take.
  * Each touches only its own struct launch and stacks, and no function that sets errno.
  *
  * As long as they are not of the sandbox's user namespace, nobody in it can signal them: neither
  * a SIGKILL to everything, after which the command would still use memory that we use again, nor
  * a SIGSTOP. Only the command ever is, for the last of its way; and only it enters the limits of
- * memory and processor: the others are never throttled, and never the OOM killer's choice, nor is
- * it while it is in vfork, as we would have to die with it for its memory.
- *
- * When the joiner has ended, the command is pid 1's child.
+ * memory and processor: the joiner is never throttled, and never the OOM killer's choice, nor is
+ * the command while it is in vfork, as we would have to die with it for its memory.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,12 +38,12 @@
 #define STACK_SIZE (64u << 10)
 #define SPARES_MAX 64u
 #define OTHER_NAMESPACES                                                                             \
-	(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
+	(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
 
 static struct launch *spares, *ended;
 static unsigned spare_count;
 
-/* --- inner and joiner ---------------------------------------------------------------- */
+/* --- the joiner ---------------------------------------------------------------------- */
 
 #define STACK(launch, index)                                                                       \
 	.stack = (uint64_t)(uintptr_t)((launch)->stacks + (index)*STACK_SIZE),                     \
@@ -54,17 +52,18 @@ static unsigned spare_count;
 /* Here the kernel holds a new process to the limit: who comes from elsewhere may go beyond. */
 static int enter_pids(const struct launch *launch)
 {
-	int fd = (int)raw(openat, SLOT_V1 + PIDS, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
-	long done = fd < 0 ? fd : raw(write, fd, "0", 1);
+	int fd, done;
 
-	if (fd >= 0)
-		raw(close, fd);
-	return done < 0 ? (int)done : 0;
+	if (!launch->limited[PIDS])
+		return 0;
+	TRY(fd = (int)raw(openat, SLOT_V1 + PIDS, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+	done = (int)raw(write, fd, "0", 1);
+	raw(close, fd);
+	return done;
 }
 
-static int inner(void *context)
+static int start_command(struct launch *launch)
 {
-	struct launch *launch = context;
 	struct clone_args args = {
 		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_CGROUP | CLONE_PARENT_SETTID |
 			 CLONE_CHILD_CLEARTID,
@@ -72,33 +71,18 @@ static int inner(void *context)
 		.cgroup = SLOT_CGROUP,
 		.parent_tid = (uint64_t)(uintptr_t)&launch->pid,
 		.child_tid = (uint64_t)(uintptr_t)&launch->running,
-		STACK(launch, 2),
+		STACK(launch, 1),
 	};
-	int error = launch->limited[PIDS] ? enter_pids(launch) : 0;
-	long pid;
+	int pid;
 
-	if (error)
-		return launch_failed(launch, "enter cgroups", error);
 	launch->running = 1;
-	pid = clone_onto_stack(&args, command_run, launch);
-	if (pid < 0) {
+	pid = (int)clone_onto_stack(&args, command_run, launch);
+	if (pid < 0)
 		launch->running = 0;
-		return launch_failed(launch, "fork", (int)pid);
-	}
 	/* Pid 1 shall not hear of what never was a command. */
-	if (launch->error)
+	else if (launch->error)
 		raw(wait4, pid, NULL, __WALL, NULL);
-	return 0;
-}
-
-/*
- * If inner was killed, as by the end of pid 1, the command may still use our memory; unless there
- * is none, and nobody to clear the flag.
- */
-static void await_departure(struct launch *launch)
-{
-	while (__atomic_load_n(&launch->running, __ATOMIC_ACQUIRE) && launch->pid)
-		raw(futex, &launch->running, FUTEX_WAIT, 1, NULL);
+	return pid;
 }
 
 static void tell(uint32_t *word)
@@ -107,28 +91,30 @@ static void tell(uint32_t *word)
 	raw(futex, word, FUTEX_WAKE, 1);
 }
 
+static int join(struct launch *launch)
+{
+	int error = (int)raw(close_range, SLOT_END, ~0u, CLOSE_UNSHARE);
+
+	tell(&launch->apart);
+	launch->stage = "descriptors";
+	TRY(error);
+	raw(close, 2);
+	launch->stage = "join";
+	TRY((int)raw(setns, SLOT_PIDFD, OTHER_NAMESPACES));
+	launch->stage = "enter cgroups";
+	TRY(enter_pids(launch));
+	launch->stage = "fork";
+	return start_command(launch);
+}
+
 static int joiner(void *context)
 {
 	struct launch *launch = context;
-	struct clone_args args = {
-		.flags = CLONE_VM | CLONE_VFORK | CLONE_FILES,
-		STACK(launch, 1),
-	};
-	int error = (int)raw(close_range, SLOT_END, ~0u, CLOSE_UNSHARE);
-	long pid;
+	int error = join(launch);
 
-	tell(&launch->apart);
-	if (error)
-		return launch_failed(launch, "descriptors", error);
-	raw(close, 2);
-	error = (int)raw(setns, SLOT_PIDFD, OTHER_NAMESPACES);
-	if (error)
-		return launch_failed(launch, "join", error);
-	pid = clone_onto_stack(&args, inner, launch);
-	if (pid < 0)
-		return launch_failed(launch, "fork", (int)pid);
-	raw(wait4, pid, NULL, __WALL, NULL);
-	await_departure(launch);
+	/* Else it is the command's to say. */
+	if (error < 0)
+		launch->error = error;
 	return 0;
 }
 
@@ -196,12 +182,12 @@ static struct launch *take_spare(void)
 		return launch;
 	}
 	launch = malloc(sizeof(*launch));
-	stacks = mmap(NULL, 3 * STACK_SIZE, PROT_READ | PROT_WRITE,
+	stacks = mmap(NULL, 2 * STACK_SIZE, PROT_READ | PROT_WRITE,
 		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
 	if (!launch || stacks == MAP_FAILED) {
 		free(launch);
 		if (stacks != MAP_FAILED)
-			munmap(stacks, 3 * STACK_SIZE);
+			munmap(stacks, 2 * STACK_SIZE);
 		return NULL;
 	}
 	launch->stacks = stacks;
@@ -214,10 +200,10 @@ static void give_back(struct launch *launch)
 	launch->strings = NULL;
 #ifdef __SANITIZE_ADDRESS__
 	/* Who was killed in the middle of a function left marks of its frame. */
-	__asan_unpoison_memory_region(launch->stacks, 3 * STACK_SIZE);
+	__asan_unpoison_memory_region(launch->stacks, 2 * STACK_SIZE);
 #endif
 	if (spare_count == SPARES_MAX) {
-		munmap(launch->stacks, 3 * STACK_SIZE);
+		munmap(launch->stacks, 2 * STACK_SIZE);
 		free(launch);
 		return;
 	}
@@ -287,9 +273,19 @@ static void let_go(struct launch *launch)
 	launch->held = false;
 }
 
-static bool gone(const struct launch *launch)
+/* Its joiner has left our memory. */
+static bool over(const struct launch *launch)
 {
 	return !__atomic_load_n(&launch->alive, __ATOMIC_ACQUIRE);
+}
+
+/*
+ * So has the command. If the joiner was killed, as by the end of pid 1, it may still be there;
+ * unless there is none, and nobody to clear the flag.
+ */
+static bool gone(const struct launch *launch)
+{
+	return over(launch) && !(__atomic_load_n(&launch->running, __ATOMIC_ACQUIRE) && launch->pid);
 }
 
 static void await_change(uint32_t *word, uint32_t from, uint64_t ns)
@@ -305,7 +301,7 @@ static void joiner_ended(struct source *source, uint32_t)
 {
 	struct launch *launch = container_of(source, struct launch, source);
 
-	if (launch->pidfd < 0 || !gone(launch))
+	if (launch->pidfd < 0 || !over(launch))
 		return;
 	loop_remove(launch->pidfd);
 	close_quietly(&launch->pidfd);
@@ -325,42 +321,57 @@ static void forget_peak(void)
 		worker.swollen = write_file_at(worker.proc, "self/clear_refs", "5") < 0;
 }
 
-bool launch_begin(struct launch *launch, uint64_t patience_ns)
+/* Begin the joiner, as one of the sandbox's processes. Returns its pid or -errno. */
+static int begin_inside(struct launch *launch)
 {
 	struct clone_args args = {
-		.flags = CLONE_VM | CLONE_FILES | CLONE_PIDFD | CLONE_CHILD_CLEARTID,
-		.pidfd = (uint64_t)(uintptr_t)&launch->pidfd,
+		.flags = CLONE_VM | CLONE_FILES | CLONE_CHILD_CLEARTID,
 		.child_tid = (uint64_t)(uintptr_t)&launch->alive,
 		STACK(launch, 0),
 	};
-	long pid;
+	pid_t pid;
+
+	launch->stage = "join";
+	TRY(check(setns(SLOT_PIDFD, CLONE_NEWPID)));
+	launch->stage = "fork";
+	launch->alive = 1;
+	pid = (pid_t)clone_onto_stack(&args, joiner, launch);
+	if (setns(worker.home_pids, CLONE_NEWPID) < 0)
+		fatal("leave a sandbox's processes");
+	if (pid < 0)
+		launch->alive = 0;
+	else
+		launch->joiner = pid;
+	return pid;
+}
+
+/* Be told when it is over. Returns 0 or -errno. */
+static int watch(struct launch *launch)
+{
+	TRY(launch->pidfd = check(syscall(SYS_pidfd_open, launch->joiner, 0)));
+	launch->source.ready = joiner_ended;
+	return loop_add(launch->pidfd, &launch->source, EPOLLIN);
+}
+
+bool launch_begin(struct launch *launch, uint64_t patience_ns)
+{
+	int pid;
 
 	forget_peak();
 	worker.started_ns = now_ns();
-	launch->alive = 1;
-	pid = clone_onto_stack(&args, joiner, launch);
-	if (pid < 0) {
-		launch->alive = 0;
-		launch->pidfd = -1;
-		launch_failed(launch, "fork", (int)pid);
-	} else {
-		launch->joiner = (pid_t)pid;
-		if (patience_ns)
-			await_change(&launch->alive, 1, patience_ns);
-		/* So far nobody else has a say in how long it takes. */
-		while (!gone(launch) && !__atomic_load_n(&launch->apart, __ATOMIC_ACQUIRE))
-			await_change(&launch->apart, 0, 10 * NS_PER_MS);
-	}
+	pid = begin_inside(launch);
+	if (pid < 0)
+		launch->error = pid;
+	else if (patience_ns)
+		await_change(&launch->alive, 1, patience_ns);
+	/* So far nobody else has a say in how long it takes. */
+	while (!over(launch) && !__atomic_load_n(&launch->apart, __ATOMIC_ACQUIRE))
+		await_change(&launch->apart, 0, 10 * NS_PER_MS);
 	let_go(launch);
-	if (gone(launch)) {
-		close_quietly(&launch->pidfd);
-		return true;
-	}
-	launch->source.ready = joiner_ended;
-	if (loop_add(launch->pidfd, &launch->source, EPOLLIN) == 0)
+	if (!over(launch) && watch(launch) == 0)
 		return false;
 	/* Without memory for that there is but one way left to learn of its end. */
-	while (!gone(launch))
+	while (!over(launch))
 		await_change(&launch->alive, 1, NS_PER_S);
 	close_quietly(&launch->pidfd);
 	return true;
@@ -394,30 +405,29 @@ pid_t launch_result(const struct launch *launch, const char **stage)
 void launch_release(struct launch *launch)
 {
 	launch->exec = NULL;
-	if (!gone(launch) || launch->pidfd >= 0)
+	if (!over(launch) || launch->pidfd >= 0)
 		return; /* joiner_ended comes again */
 	let_go(launch);
-	if (!launch->joiner) {
-		give_back(launch);
-		return;
-	}
 	launch->next = ended;
 	ended = launch;
 }
 
-/* They have left our memory, but may not be through with their exit. */
-void launches_reap(void)
+bool launches_reap(void)
 {
 	for (struct launch **link = &ended; *link;) {
 		struct launch *launch = *link;
 
-		if (raw(wait4, launch->joiner, NULL, WNOHANG | __WALL, NULL) == 0) {
+		/* It has left our memory, but may not be through with its exit. */
+		if (launch->joiner && raw(wait4, launch->joiner, NULL, WNOHANG | __WALL, NULL) != 0)
+			launch->joiner = 0;
+		if (launch->joiner || !gone(launch)) {
 			link = &launch->next;
 			continue;
 		}
 		*link = launch->next;
 		give_back(launch);
 	}
+	return ended;
 }
 
 /* --- the baseline -------------------------------------------------------------------- */

@@ -7,7 +7,7 @@ enum gate { GATE_OPEN, GATE_PASSED, GATE_CLOSED };
 
 /* Words that others write are read and written atomically. */
 struct launch {
-	struct launch *next; /* among those to reap, or among the spare ones */
+	struct launch *next; /* among those that have ended, or among the spare ones */
 	struct exec *exec; /* NULL: nobody waits for it any more */
 	struct source source;
 	struct exec_spec spec;
@@ -17,9 +17,9 @@ struct launch {
 	char tasks[ID_MAX + 8]; /* below the base of each hierarchy */
 	char *strings;
 	const char *path; /* the exec's own PATH */
-	uint8_t *stacks; /* of joiner, inner and command */
-	pid_t joiner;
-	int pidfd; /* the joiner's */
+	uint8_t *stacks; /* of joiner and command */
+	pid_t joiner; /* until it is reaped */
+	int pidfd; /* the joiner's, if we are to be told of its end */
 	int error;
 	const char *stage;
 	uint32_t alive; /* cleared by the kernel, when the joiner has left our memory */
@@ -29,13 +29,5 @@ struct launch {
 	uint32_t running; /* cleared by the kernel, when the command has left our memory */
 };
 
-/* What the process that a step failed in returns. */
-static inline int launch_failed(struct launch *launch, const char *stage, int error)
-{
-	launch->stage = stage;
-	launch->error = error;
-	return 1;
-}
-
-/* Run in the third process, which has descriptors of its own. Only returns if it fails. */
+/* Run in the second process, which shares the joiner's descriptors. Only returns if it fails. */
 int command_run(void *launch);

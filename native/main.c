@@ -25,6 +25,7 @@
 #include "spawner.h"
 
 #define EVENTS_PER_TURN 256
+#define REAP_MS 10
 
 struct worker worker = {
 	.epoll = -1,
@@ -35,6 +36,7 @@ struct worker worker = {
 	.program = -1,
 	.home_mounts = -1,
 	.home_network = -1,
+	.home_pids = -1,
 	.cgroups = {.unified = -1, .v1 = {-1, -1, -1}},
 };
 
@@ -115,6 +117,7 @@ static int start(int connection)
 	TRY(connection = arrange_descriptors(connection));
 	TRY(worker.home_mounts = check(open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)));
 	TRY(worker.home_network = check(open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)));
+	TRY(worker.home_pids = check(open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)));
 	TRY(worker.epoll = check(epoll_create1(EPOLL_CLOEXEC)));
 	return connection;
 }
@@ -127,7 +130,8 @@ static void turn(void)
 {
 	struct epoll_event events[EVENTS_PER_TURN];
 	bool ending = worker.ending;
-	int wait_ms = timers_run();
+	int due_ms = timers_run();
+	int wait_ms = launches_reap() && (due_ms < 0 || due_ms > REAP_MS) ? REAP_MS : due_ms;
 	/* A timer may have said that all ends now: no event need follow. */
 	bool wait = !turns_due() && worker.ending == ending;
 	int count = epoll_wait(worker.epoll, events, EVENTS_PER_TURN, wait ? wait_ms : 0);
@@ -138,7 +142,6 @@ static void turn(void)
 		source->ready(source, events[i].events);
 	}
 	turns_run();
-	launches_reap();
 	free_blocks();
 }
 

@@ -129,10 +129,10 @@ static void end(struct stream *stream)
 {
 	stream->eof = true;
 	turns_leave(stream);
-	if (stream->fd >= 0) {
+	/* The node has the terminal too; a pipe's end is ours alone, and closing ends its watch. */
+	if (stream->fd >= 0 && stream->exec->pty)
 		loop_remove(stream->fd);
-		close_quietly(&stream->fd);
-	}
+	close_quietly(&stream->fd);
 }
 
 void stream_keep(struct stream *stream)
@@ -175,7 +175,7 @@ void stream_await(struct stream *stream)
 
 void stream_drain(struct stream *stream)
 {
-	bool pipe = stream->fd >= 0 && fcntl(stream->fd, F_GETPIPE_SZ) > 0;
+	bool pipe = !stream->exec->pty;
 	size_t left = TERMINAL_MAX;
 	int there = 0;
 

@@ -234,6 +234,7 @@ struct worker {
 	int program; /* the sealed memfd */
 	int home_mounts;
 	int home_network;
+	int home_pids;
 	uint64_t files; /* RLIMIT_NOFILE */
 	bool greeted;
 	bool ending;
@@ -529,7 +530,8 @@ bool launch_close(struct launch *launch);
 pid_t launch_result(const struct launch *launch, const char **stage);
 /* Nobody waits for it any more; its memory is used again when nothing runs in it. */
 void launch_release(struct launch *launch);
-void launches_reap(void);
+/* Whether some are left that have to be reaped soon: until then their sandbox's pid 1 cannot end. */
+bool launches_reap(void);
 int launch_measure(const char *path, uint64_t *durations, size_t count);
 
 /* --- start.c --- */

@@ -20,7 +20,7 @@
 #define LEFTOVER_BURST (2u << 20)
 
 /* So long a new stream is not watched: most commands end before, and are read from then. */
-#define UNWATCHED_NS NS_PER_MS
+#define UNWATCHED_NS (4 * NS_PER_MS)
 
 /* From so much on a stream is one of many bytes. */
 #define BULK_BYTES (1u << 20)

@@ -37,6 +37,13 @@ async def _ends(executions: Iterable[Execution]) -> list[ExecEnd | BaseException
     return await asyncio.gather(*(one.ended for one in executions), return_exceptions=True)
 
 
+def _wait_for_joiners(native: Native, sandbox: Created) -> None:
+    """Return once the worker has waited for all it began commands by: pid 1 ends after them."""
+    (worker,) = native.spawner.pids
+    children = Path(f"/proc/{worker}/task/{worker}/children")
+    wait_until(lambda: children.read_text().split() == [str(sandbox.pid)])
+
+
 async def test_signal_to_a_command_that_is_being_launched_reaches_it(native: Native) -> None:
     """It may run for a while before the worker knows: who stops it would be told that nobody is."""
     busy = await native.create(cpu_milli=100, pids=200)
@@ -134,6 +141,7 @@ async def test_command_for_a_sandbox_whose_end_nobody_was_told_of_is_refused_as_
     running = native.start(sandbox, "sleep", "1000", want_started=True)
     assert running.started is not None
     last = (await running.started).host_pid
+    _wait_for_joiners(native, sandbox)
 
     with contextlib.ExitStack() as stack:
         if not dead:
