@@ -77,10 +77,8 @@ static int start_command(struct launch *launch)
 
 	launch->running = 1;
 	pid = (int)clone_onto_stack(&args, command_run, launch);
-	if (pid < 0)
-		launch->running = 0;
 	/* Pid 1 shall not hear of what never was a command. */
-	else if (launch->error)
+	if (pid > 0 && launch->error)
 		raw(wait4, pid, NULL, __WALL, NULL);
 	return pid;
 }
