@@ -101,6 +101,8 @@ class _Command:
         self._about: list[tuple[bytes, bytes]] = []
         """Headers of the answer that tell how the request was understood."""
         self._cut: tuple[str, Cut] | None = None
+        self._let_go: Callable[[], None] | None = None
+        """Lets go of the command: it may run for long after this has been answered."""
         self._settled = False
         self._tenant: Tenant
         self._operation_id: str | None
@@ -113,19 +115,23 @@ class _Command:
         if parent is not None:
             self._about.append((_TRACE, parent.encode()))
         try:
+            if await self._let_in():
+                self._run(wait_s)
+        except Exception as error:  # noqa: BLE001 - as the application's own last handler
+            self._fail(error)
+
+    async def _let_in(self) -> bool:
+        try:
             sender, version = await let_in(self._scope, self._door.admit)
         except ColdframeError as error:
             self._answer(refusal(error))
-            return
+            return False
         if version is not None:
             self._about.append(spoken(version))
-        try:
-            if sender is not None and sender.keyed:
-                cut = self._door.watch.begin(sender.name, self._revoked)
-                self._cut = sender.name, cut
-            self._run(wait_s)
-        except Exception as error:  # noqa: BLE001 - as the application's own last handler
-            self._fail(error)
+        if sender is not None and sender.keyed:
+            cut = self._door.watch.begin(sender.name, self._revoked)
+            self._cut = sender.name, cut
+        return True
 
     def _run(self, wait_s: float) -> None:
         service, node = self._service, self._service.node
@@ -136,7 +142,7 @@ class _Command:
         inner = self._tenant.sandbox(self._scope["path_params"]["sandbox_id"])
         service.polls.call_late(wait_s, self._late)
         self._began = time.perf_counter()
-        node.begin_exec(inner, wanted, self._ended)
+        self._let_go = node.begin_exec(inner, wanted, self._ended)
 
     def _ended(self, ended: ExecResult | BaseException) -> None:
         if self._settled:
@@ -179,6 +185,8 @@ class _Command:
         """Nothing else answers any more."""
         self._settled = True
         self._service.polls.forget(self._late)
+        if self._let_go is not None:
+            self._let_go()
         if self._cut is not None:
             self._door.watch.end(*self._cut)
             self._cut = None

@@ -20,6 +20,7 @@ from coldframe.gateway.context import Service, until_one_ends
 from coldframe.gateway.proxy_headers import Passage
 from coldframe.gateway.proxy_websocket import carry
 from coldframe.gateway.tickets import PREFIX, Ticket
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     ColdframeError,
     InvalidRequestError,
@@ -47,8 +48,11 @@ class ByUrl:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything on to one of them."""
-        chosen = self._by_url if scope["raw_path"].startswith(_PREFIX) else self._app
-        await chosen(scope, receive, send)
+        if scope["raw_path"].startswith(_PREFIX):
+            tracing.enter(None)  # the connection may have that of another request
+            await self._by_url(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class PortProxy:

@@ -26,7 +26,7 @@ class Outcome(Generic[T]):
         self._traceback: TracebackType | None = None
         # Nothing that is empty: a node keeps thousands that are done.
         self._waiters: dict[asyncio.Future[None], None] | None = None
-        self._callbacks: list[Callable[[Outcome[T]], None]] | None = None
+        self._callbacks: dict[Callable[[Outcome[T]], None], None] | None = None
 
     def done(self) -> bool:
         """Whether it is known."""
@@ -62,10 +62,15 @@ class Outcome(Generic[T]):
         """Call `callback` in the moment it is known, before any that wait go on."""
         if self._done:
             callback(self)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
+            return
+        if self._callbacks is None:
+            self._callbacks = {}
+        self._callbacks[callback] = None
+
+    def forget(self, callback: Callable[[Outcome[T]], None]) -> None:
+        """Do not call `callback`, nor hold it any longer. Twice is fine."""
+        if self._callbacks is not None:
+            self._callbacks.pop(callback, None)
 
     def settled(self) -> Outcome[T]:
         """The same of one that is done, without what led to it."""

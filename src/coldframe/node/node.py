@@ -11,11 +11,13 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from coldframe.host import forks
+from coldframe.host.outcome import Outcome
 from coldframe.images.base import BuildStep, Image, StepResult
 from coldframe.node import fingerprints, machine, unclosed
 from coldframe.node.assembly import ImageResolver
@@ -276,10 +278,18 @@ class Node:
         id_or_name: str,
         request: ExecRequest,
         told: Callable[[ExecResult | BaseException], None],
-    ) -> None:
-        """As `exec`; `told` gets how it ended, or what it failed with, as soon as it is known."""
+    ) -> Callable[[], None]:
+        """As `exec`; `told` gets how it ended, or what it failed with, as soon as it is known.
+
+        Returns what to call when nobody wants to be told any more.
+        """
         ended = self._works.execs.begin(self._find(id_or_name), request).ended
-        ended.then(lambda known: told(known.exception() or known.result()))
+
+        def tell(known: Outcome[ExecResult]) -> None:
+            told(known.exception() or known.result())
+
+        ended.then(tell)
+        return partial(ended.forget, tell)
 
     async def start_exec(self, id_or_name: str, request: ExecRequest) -> str:
         """Start a command; return its operation id once it runs. Raises as `exec`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Served:
     node: Node
     store: SqliteStore
     app: Counted
+    doors: Doors
     at: Listen
     audit: Path
     sandbox_id: str = ""
@@ -165,7 +167,7 @@ async def serving(
         app = Counted(open_node, store, chosen)
         doors = Doors(app, store, chosen)
         at = await doors.open_tcp(Listen("127.0.0.1", 0))
-        served = Served(open_node, store, app, at, home / "audit/audit.jsonl")
+        served = Served(open_node, store, app, doors, at, home / "audit/audit.jsonl")
         served.sandbox_id = (await open_node.create_sandbox(SandboxSpec(image="any"))).id
         try:
             yield served
@@ -273,6 +275,30 @@ async def test_answer_is_late_once_and_the_same_again_gives_the_result(service: 
         assert again.json()["operation_id"] == "late"
 
 
+async def test_nothing_is_kept_of_who_was_told_that_it_runs_on(service: Served) -> None:
+    """Whoever asks for an hour whether it has ended must not fill the memory with its questions."""
+    slow = {"command": "sleep 20", "operation_id": "slow"}
+    async with service.connection() as caller:
+        for _ in range(2):
+            assert (await caller.short(slow, "?wait_s=1")).status == 202
+    async with asyncio.timeout(20):
+        while any(isinstance(one, Exchange) for one in gc.get_objects()):
+            await asyncio.sleep(0.05)
+            gc.collect()
+    await service.node.cancel_exec("slow")
+
+
+async def test_trace_of_a_command_is_not_that_of_what_follows_it(service: Served) -> None:
+    """What comes by the same connection is asked by a browser, perhaps, for something else."""
+    async with service.connection() as caller:
+        trace = f"00-{TRACE}-00f067aa0ba902b7-01"
+        assert (await caller.short({"command": "true"}, traceparent=trace)).status == 200
+        caller.writer.write(b"GET /p/nonsense/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await caller.answer()).status == 404
+        assert (await caller.short({"command": "true"})).status == 200
+    assert [line["trace"] for line in service.noted()] == [TRACE, None, None]
+
+
 async def test_stop_answers_who_waits_at_once(service: Served) -> None:
     """Nobody is to wait for a service that wants to end."""
     slow = {"command": "sleep 20", "operation_id": "slow"}
@@ -357,7 +383,7 @@ async def test_body_that_is_larger_than_allowed_is_refused(tmp_path: Path) -> No
 class Broken(Node):
     """A node with a fault."""
 
-    def begin_exec(self, *_: Any) -> None:
+    def begin_exec(self, *_: Any) -> Callable[[], None]:
         """Fail as nobody foresaw."""
         raise ZeroDivisionError("secret detail")
 
@@ -374,3 +400,20 @@ async def test_fault_is_logged_whole_and_told_in_a_sentence(
         assert await caller.reader.read() == b""
     assert b"secret" not in answer.body
     assert "ZeroDivisionError: secret detail" in caplog.text
+
+
+async def test_fault_at_the_door_is_answered_and_leaves_nobody_behind(service: Served) -> None:
+    """A key that a newer Coldframe wrote: the node still leaves when it is idle."""
+    key = await create_key(service.store, "ada", [Scope.EXEC])
+    record = await service.store.find_key(key.split("_")[1])
+    assert record is not None
+    odd = replace(record, id="0" * 12, scopes=("unheard-of",))
+    await service.store.add_key(odd)
+    bearer = {"Authorization": f"Bearer cf_{odd.id}_{key.split('_')[2]}"}
+    async with service.connection() as caller:
+        answer = await caller.short({"command": "true"}, **bearer)
+        assert (answer.status, answer.json()["code"]) == (500, "internal")
+        assert await caller.reader.read() == b""
+    await service.node.delete(service.sandbox_id)
+    async with asyncio.timeout(10):
+        await service.doors.until_idle(0.1)
