@@ -166,9 +166,12 @@ static void answer_end(struct exec *exec, int status, enum reason reason, uint64
 
 static enum reason why(const struct exec *exec, int status, uint64_t ooms)
 {
+	/* A shell that outlives what it ran tells the signal by 128 + its number. */
+	int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+
 	if (exec->killed && WIFSIGNALED(status))
 		return exec->cause;
-	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && ooms)
+	if (ooms && code == 128 + SIGKILL)
 		return REASON_OOM;
 	return WIFSIGNALED(status) ? REASON_SIGNAL : REASON_EXIT;
 }

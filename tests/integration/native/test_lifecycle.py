@@ -191,6 +191,19 @@ async def test_memory_limit_ends_the_hog_as_oom(native: Native) -> None:
     assert (again.reason, again.oom_kills) == (Reason.SIGNAL, 0)
 
 
+async def test_hog_below_a_shell_that_lives_on_is_oom(native: Native) -> None:
+    """`sh -c` that forks tells of it by 137: as an exit it would look like the program's own."""
+    sandbox = await native.create(memory_bytes=32 << 20)
+
+    end = await native.sh(sandbox, "probe grow 100; exit $?")
+
+    assert (end.reason, end.code) == (Reason.OOM, 137)
+    again = await native.sh(sandbox, "exit 137")
+    assert (again.reason, again.code) == (Reason.EXIT, 137)
+    survived = await native.sh(sandbox, "probe grow 100; exit 3")
+    assert (survived.reason, survived.code, survived.oom_kills > 0) == (Reason.EXIT, 3, True)
+
+
 async def test_worker_survives_execs_into_a_full_sandbox(native: Native) -> None:
     """Helpers share the worker's memory: were one the OOM killer's victim, all would die."""
     sandbox = await native.create(memory_bytes=24 << 20, shm_bytes=1 << 30)
