@@ -70,7 +70,7 @@ def _leaks_check(home: Path) -> Check:
         machine.require_root("doctor")
     except CapabilityError as error:
         return Check("leaks", False, "cannot be seen", render.sentence(str(error)), False)
-    leaks = machine.survey(home).ledger().leaked
+    leaks = len(machine.survey(home).reapable)
     detail = f"{leaks} left by nodes that are dead" if leaks else "nothing is left of dead nodes"
     return Check("leaks", not leaks, detail, "coldframe gc" if leaks else "", required=False)
 

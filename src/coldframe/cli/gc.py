@@ -39,7 +39,7 @@ def gc(
     machine.require_root("gc")
     home = NodeSettings.from_environment().home
     if dry_run:
-        reaped = machine.survey(home).ledger().leaks + _layers(home, dry_run=True)
+        reaped = machine.survey(home).reapable + _layers(home, dry_run=True)
         if everything:
             reaped += tuple(f"node {one}, which no process serves" for one in orphans.left(home))
         remaining: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ def gc(
         # Nodes first: the layers that a dead one held are free then.
         reaped = (orphans.end_left if everything else reap_dead_nodes)(home)
         reaped += _layers(home, dry_run=False)
-        remaining = machine.survey(home).ledger().leaks
+        remaining = machine.survey(home).reapable
     if as_json:
         key = "would_reap" if dry_run else "reaped"
         print(json.dumps({key: list(reaped), "remaining": list(remaining)}, indent=2))

@@ -14,8 +14,9 @@ def ledger(
 ) -> int:
     """Account for every sandbox of this machine's nodes, against the kernel.
 
-    A node lives while its owner holds its lock. What a dead one left behind is a leak: cgroups,
-    processes, mounts, directories. `coldframe gc` reaps it. Exit code: 0 nothing is leaked, 1
+    A node lives while its owner holds its lock; the one that serves is asked. What belongs to no
+    sandbox of a node that lives is a leak, and all that a dead one left behind: cgroups, processes,
+    mounts, directories. `coldframe gc` reaps the latter. Exit code: 0 nothing is leaked, 1
     something is.
     """
     machine.require_root("ledger")
@@ -68,5 +69,7 @@ def _print(found: machine.Survey, total: Ledger) -> None:
         print(f"{len(found.elsewhere)} sandboxes of another COLDFRAME_HOME are not counted")
     for leak in total.leaks:
         print(f"  leak: {render.safe(leak)}")
-    if total.leaks:
-        print("reap them with: coldframe gc")
+    if found.reapable:
+        print("reap what dead nodes left with: coldframe gc")
+    if any(node.alive and node.leaks for node in found.nodes):
+        print("what a live node leaked: end the node, then coldframe gc reaps it")

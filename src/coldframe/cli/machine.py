@@ -1,10 +1,14 @@
 """Look at every node of this machine from outside: by its lock, the kernel and the disk.
 
-No node is asked and none is started, so it can be looked at what a killed process left.
+None is started, so it can be looked at what a killed process left. What a node that lives has
+leaked it alone can tell in full: the one that serves the home is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.host import census, gc, orphans, tally
-from coldframe.protocol.errors import CapabilityError
+from coldframe.protocol import places
+from coldframe.protocol.errors import CapabilityError, ColdframeError
 from coldframe.protocol.models import Ledger
 
+_ANSWER_S = 30.0
+"""How long a node may take to look at everything."""
 _SANDBOX = re.compile(r"sb-[0-9a-z]{6}-[0-9a-z]{10}")
 
 
@@ -32,7 +39,8 @@ class NodeView:
     counts: Mapping[str, int]
     """How its sandboxes began and ended, as it counted them."""
     leaks: tuple[str, ...] = ()
-    """Of a dead node: everything that is left of it, a line each."""
+    """A line each. Of a dead node: everything that is left of it. Of one that lives: what belongs
+    to no sandbox of its; where it does not answer, what cannot belong to one."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,11 @@ class Survey:
     """Counts of all nodes that have ended."""
     elsewhere: tuple[str, ...]
     """Ids of sandboxes whose node has no directory in this home: not ours to judge."""
+
+    @property
+    def reapable(self) -> tuple[str, ...]:
+        """What dead nodes left behind."""
+        return tuple(leak for node in self.nodes if not node.alive for leak in node.leaks)
 
     def ledger(self) -> Ledger:
         """Count every sandbox there ever was; what a dead node had alive is lost."""
@@ -89,7 +102,7 @@ def survey(home: Path) -> Survey:
 
 def _view(home: Path, node_id: str, directory: Path, sandboxes: tuple[str, ...]) -> NodeView:
     alive = is_held(directory)
-    leaks = () if alive else tuple(_left_of(home, node_id, directory))
+    leaks = tuple((_leaked_by if alive else _left_of)(home, node_id, directory))
     counts = tally.read_counts(directory / tally.FILE)
     waits = node_id in orphans.left(home)
     return NodeView(node_id, alive, waits, sandboxes, counts, leaks)
@@ -106,9 +119,38 @@ def is_held(directory: Path) -> bool:
         return False
 
 
+def _leaked_by(home: Path, node_id: str, directory: Path) -> Iterator[str]:
+    if _is_served(directory):
+        with contextlib.suppress(ColdframeError):  # it does not answer
+            return iter(asyncio.run(_told(home)))
+    # Which of its sandboxes should be there only it knows.
+    own = re.compile(rf"sb-{re.escape(node_id)}-[0-9a-z]{{10}}")
+    found = census.strays(census.Scope(node_id, directory))
+    return (line for line in found if not own.search(line))
+
+
+def _is_served(directory: Path) -> bool:
+    """Whether a node is the one that serves its home: only that one has this lock."""
+    try:
+        return gc.is_held(directory / gc.DAEMON)
+    except OSError:
+        return False
+
+
+async def _told(home: Path) -> list[str]:
+    """Ask a node of any version: no protocol is claimed, and only JSON is read."""
+    from coldframe.client._calls import call
+    from coldframe.client._http import Address, Http
+
+    http = Http(Address("localhost", unix=places.socket_of(home)), [])
+    with contextlib.closing(http):
+        told = await call(http, "GET", "/v1/ledger", replay=False, within_s=_ANSWER_S)
+        leaks: list[str] = json.loads(told.body)["leaks"]
+        return leaks
+
+
 def _left_of(home: Path, node_id: str, directory: Path) -> Iterator[str]:
-    uppers = tuple(entry.name for entry in _entries(directory / "uppers"))
-    yield from census.strays(census.Scope(node_id, directory, uppers=uppers))
+    yield from census.strays(census.Scope(node_id, directory))
     yield from (f"cgroup {path}" for path in census.node_cgroups(node_id))
     pool = home / "pools" / f"{node_id}.img"
     if pool.exists():

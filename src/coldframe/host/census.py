@@ -42,7 +42,7 @@ class Scope:
     live_namespaces: frozenset[int] = frozenset()
     """Inode numbers of their namespaces."""
     uppers: tuple[str, ...] = ()
-    """What the storage holds, by sandbox id."""
+    """What the storage holds elsewhere than in the node's directory, by sandbox id."""
     known_names: frozenset[str] = frozenset(
         {"lock", "daemon", "counts", "expired", "uppers", "spool", "workers"}
     )
@@ -219,7 +219,7 @@ def _descriptors(pid: int | str) -> Iterator[tuple[str, str]]:
 
 
 def _stray_directories(scope: Scope) -> Iterator[str]:
-    for name in scope.uppers:
+    for name in (*scope.uppers, *_names_in(scope.state / "uppers")):
         if name not in scope.live:
             yield f"upper {name}"
     with contextlib.suppress(FileNotFoundError):
@@ -229,3 +229,10 @@ def _stray_directories(scope: Scope) -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError):
         for path in (scope.state / "spool").iterdir():
             yield f"spool {path}"
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [path.name for path in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -20,11 +20,13 @@ from typing import Any
 
 import pytest
 
-from coldframe.host import cgroups, tally
+from coldframe import SandboxClient
+from coldframe.host import census, cgroups, tally
 from coldframe.host.reaping import reap_cgroups
 from coldframe.images.base import ImageConfig
 from coldframe.images.store import ImageStore
 from coldframe.protocol.ids import new_node_id, new_sandbox_id
+from tests.fixtures.service import serving
 
 pytestmark = pytest.mark.root
 
@@ -185,6 +187,45 @@ def test_gc_leaves_a_live_node_alone(machine: Machine) -> None:
     assert machine.coldframe("gc") == (0, {"reaped": [], "remaining": []})
     assert process.poll() is None
     assert (machine.node / "uppers" / machine.sandbox_id / "file").read_text() == "left"
+
+
+def test_ledger_finds_what_cannot_belong_to_a_live_node(machine: Machine) -> None:
+    """A node that does not answer: its sandboxes are its own to judge, all else is not."""
+    cgroup = Path(machine.leave_cgroup())
+    machine.leave_directory()
+    (cgroup.parent / "sb-leak").mkdir()
+    (machine.node / "uppers" / "stray").mkdir()
+    machine.hold()
+
+    code, ledger = machine.coldframe("ledger")
+    found = [f"cgroup {cgroup.parent / 'sb-leak'}", "upper stray"]
+    assert (code, ledger["live"], ledger["leaks"]) == (1, 0, found)
+    assert machine.coldframe("gc") == (0, {"reaped": [], "remaining": []})
+
+
+def test_ledger_asks_the_node_that_serves_what_it_has_leaked(
+    tmp_path: Path, image_store: ImageStore
+) -> None:
+    """Only it knows which of its sandboxes should be there; the table of all nodes says so too."""
+    images = image_store.layers_directory.parent
+    with serving(tmp_path, "native", images=images) as service:
+        with SandboxClient(url=service.unix) as client:
+            box = client.create_sandbox("busybox")
+            node_id = box.info.node_id
+            machine = Machine(service.home, node_id, new_sandbox_id(node_id), ExitStack())
+            assert machine.coldframe("ledger")[1]["leaked"] == 0
+            cgroup = next(iter(census.node_cgroups(node_id))) / machine.sandbox_id
+            cgroup.mkdir()
+            upper = machine.node / "uppers" / machine.sandbox_id
+            upper.mkdir(parents=True)
+            try:
+                code, told = machine.coldframe("ledger")
+                assert client.ledger().leaks == tuple(told["leaks"])
+            finally:
+                cgroup.rmdir()
+                upper.rmdir()
+        assert (code, told["leaks"]) == (1, [f"cgroup {cgroup}", f"upper {machine.sandbox_id}"])
+        assert machine.coldframe("ledger")[0] == 0
 
 
 def test_gc_drops_layers_that_no_image_needs(machine: Machine, tmp_path: Path) -> None:

@@ -61,6 +61,16 @@ async def test_leaked_cgroup_is_found_in_every_hierarchy(watched: NativeRuntime)
             (base / stray).rmdir()
 
 
+async def test_stray_upper_is_found_whatever_the_storage(
+    watched: NativeRuntime, tmp_path: Path
+) -> None:
+    """With btrfs the storage is elsewhere, and the node's directory is looked at all the same."""
+    stray = tmp_path / "nodes" / watched.node_id / "uppers" / "stray"
+    stray.mkdir(parents=True)
+    assert await watched.leaks(()) == ("upper stray",)
+    stray.rmdir()
+
+
 async def test_leaked_mount_is_found(watched: NativeRuntime, tmp_path: Path) -> None:
     """It pins whatever lies below."""
     point = tmp_path / "nodes" / watched.node_id / "uppers"
