@@ -112,8 +112,7 @@ def upgrade() -> None:
     pid = pid_of_node(home)
     if pid is None:
         raise InvalidRequestError(f"no node runs for {home}; start it with coldframe serve")
-    require_program()
-    _require_spawner(home)
+    require_program(asyncio.run(_asked(home))["spawner_protocol"])
     before = _starts(home)
     with _process(pid) as process:
         _signal(process, signal.SIGHUP)
@@ -130,19 +129,6 @@ def upgrade() -> None:
                 )
     told = asyncio.run(_asked(home))
     print(f"the node of {home} is coldframe {told['coldframe']} now")
-
-
-def _require_spawner(home: Path) -> None:
-    """Raise CapabilityError where we could not go on with what keeps the node's sandboxes."""
-    from coldframe.host.wire import VERSION
-
-    spoken = asyncio.run(_asked(home))["spawner_protocol"]
-    if spoken not in {None, VERSION}:
-        raise CapabilityError(
-            f"not upgraded: what keeps the sandboxes of {home} speaks protocol {spoken}, the "
-            f"coldframe that is installed now speaks {VERSION}; when they have ended, coldframe "
-            "node stop, and the next node is a new one"
-        )
 
 
 def _starts(home: Path) -> dict[str, int]:

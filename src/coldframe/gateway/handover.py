@@ -16,7 +16,10 @@ from dataclasses import asdict, dataclass, field
 from coldframe.protocol.errors import CapabilityError
 
 _VARIABLE = "COLDFRAME_HANDOVER"
-_CHECK = "import coldframe.cli.serve, coldframe.gateway.server, coldframe.node.node"
+_CHECK = (
+    "import coldframe.cli.serve, coldframe.gateway.server, coldframe.node.node; "
+    "from coldframe.host.wire import VERSION; print(VERSION)"
+)
 _CHECK_S = 60.0
 
 
@@ -44,11 +47,13 @@ class Handover:
         return cls(told["listeners"], told["locks"], told["daemon"])
 
 
-def require_program() -> None:
-    """See whether the program, as it is installed now, can be started.
+def require_program(spawner_protocol: int | None) -> None:
+    """See whether the program, as it is installed now, can go on with what is here.
 
+    Args:
+        spawner_protocol: what keeps the sandboxes speaks it; None: nothing does.
     Raises:
-        CapabilityError: it cannot; the message says why.
+        CapabilityError: it cannot be started, or speaks another; the message says so.
     """
     try:
         tried = subprocess.run(
@@ -63,6 +68,13 @@ def require_program() -> None:
     if tried.returncode != 0:
         last = (tried.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise CapabilityError(f"the installed coldframe cannot be started: {last}")
+    speaks = tried.stdout.strip()
+    if spawner_protocol is not None and speaks != str(spawner_protocol):
+        raise CapabilityError(
+            f"what keeps the sandboxes speaks protocol {spawner_protocol}, the coldframe that is "
+            f"installed now speaks {speaks}: when they have ended, coldframe node stop, and the "
+            "next node is a new one"
+        )
 
 
 def execute_again(handover: Handover) -> None:

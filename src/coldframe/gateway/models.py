@@ -132,6 +132,8 @@ class PortUrlIssued(_Model):
     """`/p/TOKEN/`, below the address by which this service is reached."""
     origin: str | None
     """An address of this service's on TCP; null: it has none."""
+    url: str | None
+    """`path` at `origin`; null: there is no origin."""
     expires_at: float
     """Unix seconds."""
 

@@ -61,8 +61,12 @@ async def url(request: Request, sandbox_id: str, port: Port) -> Response:
     service = service_of(request)
     expires_at = math.ceil(time.time() + wanted.ttl_s)
     token = service.tickets.issue(Ticket(info.id, port, expires_at))
+    path, origin = f"{PREFIX}{token}/", service.origin
     issued = PortUrlIssued(
-        path=f"{PREFIX}{token}/", origin=service.origin, expires_at=float(expires_at)
+        path=path,
+        origin=origin,
+        url=None if origin is None else origin + path,
+        expires_at=float(expires_at),
     )
     return json_answer(issued, 201)
 

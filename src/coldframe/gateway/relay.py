@@ -233,6 +233,8 @@ class ServedRelay:
     def reached_at(self, origin: str) -> None:
         """See `Served`: URLs are the other service's."""
 
+    spawner_protocol = None
+
     def running(self) -> int:
         """See `Served`."""
         return 0

@@ -35,6 +35,10 @@ class Served(Protocol):
     def reached_at(self, origin: str) -> None:
         """Note where it is served on TCP, such as `http://127.0.0.1:8080`."""
 
+    @property
+    def spawner_protocol(self) -> int | None:
+        """What keeps the sandboxes speaks it; None: there is none to go on with."""
+
     def running(self) -> int:
         """How many commands would be cut short by a stop."""
 
@@ -71,6 +75,12 @@ class ServedNode:
     def reached_at(self, origin: str) -> None:
         """See `Served`."""
         self.service.origin = origin
+
+    @property
+    def spawner_protocol(self) -> int | None:
+        """See `Served`."""
+        told = self._node.capabilities().details.get("spawner_protocol")
+        return told if isinstance(told, int) else None
 
     def running(self) -> int:
         """See `Served`."""

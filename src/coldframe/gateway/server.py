@@ -25,7 +25,7 @@ from coldframe.gateway.audit import open_log
 from coldframe.gateway.audited import Auditor
 from coldframe.gateway.express import Door
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
-from coldframe.gateway.handover import Handover
+from coldframe.gateway.handover import Handover, require_program
 from coldframe.gateway.protocol import Lasting, bounded
 from coldframe.gateway.proxy import ByUrl
 from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
@@ -278,6 +278,14 @@ class Doors:
         finally:
             hurry.cancel()
         self._lock = await self._served.leave()
+
+    def require_successor(self) -> None:
+        """Refuse to be replaced by a program that could not go on with what is here. Blocks.
+
+        Raises:
+            CapabilityError: see `require_program`.
+        """
+        require_program(self._served.spawner_protocol)
 
     def handover(self) -> Handover:
         """Return what another program is to go on with, once left."""

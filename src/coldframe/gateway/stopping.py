@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any
 
-from coldframe.gateway import handover
 from coldframe.gateway.server import Doors
 from coldframe.node.sandboxes import CloseReport
 from coldframe.protocol.errors import CapabilityError
@@ -81,7 +80,7 @@ async def until_stopped(doors: Doors, *, idle_exit_s: float | None = None) -> Cl
         while True:
             idle = doors.until_idle(idle_exit_s) if idle_exit_s else None
             await _first(asked.wait(), idle)
-            if asked.stop is not Stop.REPLACE or await _replaceable():
+            if asked.stop is not Stop.REPLACE or await _replaceable(doors):
                 break
             asked.dismiss()
         if asked.stop in {Stop.LEAVE, Stop.REPLACE}:
@@ -106,9 +105,9 @@ def _listening(asked: _Asked) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _replaceable() -> bool:
+async def _replaceable(doors: Doors) -> bool:
     try:
-        await asyncio.to_thread(handover.require_program)
+        await asyncio.to_thread(doors.require_successor)
     except CapabilityError as error:
         log.error("not upgraded: %s", error)
         return False

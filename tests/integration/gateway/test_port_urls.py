@@ -252,6 +252,7 @@ def test_url_needs_the_scope_and_the_owner_to_be_made_and_no_key_to_be_used(
         where = f"/v1/sandboxes/{served.id}/ports/{_free_port()}/url"
         made = caller.post(where, json={})
         assert (made.status_code, made.json()["origin"]) == (201, service.tcp)
+        assert made.json()["url"] == service.tcp + made.json()["path"]
         for wrong in ({"ttl_s": 0}, {"ttl_s": 1e9}, {"ttl_s": "1"}, {"x": 1}, []):
             assert caller.post(where, json=wrong).status_code == 400, wrong
         gone = caller.post("/v1/sandboxes/sb-000000-0000000000/ports/80/url", json={})

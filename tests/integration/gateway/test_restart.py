@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -165,18 +166,19 @@ def test_upgrade_that_could_not_go_on_with_the_sandboxes_leaves_the_node_alone(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new program would refuse the old spawner, and nobody would serve any more."""
+    monkeypatch.setitem(services.environment, "PYTHONPATH", str(tmp_path))
     process = services.start()
     later = "import coldframe.host.wire as wire\nwire.VERSION += 1\n"
-    (tmp_path / "sitecustomize.py").write_text(later)
-    monkeypatch.setitem(
-        services.environment, "PYTHONPATH", str(tmp_path)
-    )  # as if it had been installed meanwhile
+    (tmp_path / "sitecustomize.py").write_text(later)  # as if it had been installed meanwhile
     with services.client() as client:
         sandbox = client.create_sandbox(IMAGE)
         refused = services.command("node", "upgrade")
         assert refused.returncode == 1
-        assert "not upgraded: what keeps the sandboxes" in refused.stderr
+        assert "what keeps the sandboxes" in refused.stderr
         assert "coldframe node stop" in refused.stderr
+        process.send_signal(signal.SIGHUP)  # as systemctl reload does
+        said = "not upgraded: what keeps the sandboxes"
+        wait_until(lambda: said in services.log.read_text())
         assert (process.poll(), sandbox.exec("echo here").text) == (None, "here\n")
 
 
