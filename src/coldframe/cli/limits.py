@@ -8,14 +8,25 @@ from typing import Any
 from coldframe.cli import render
 from coldframe.protocol.errors import InvalidRequestError
 
-_OPTIONS = {"memory_bytes": "--memory", "disk_bytes": "--disk", "ttl_s": "--ttl"}
+_OPTIONS = {
+    "memory_bytes": "--memory",
+    "disk_bytes": "--disk",
+    "shm_bytes": "--shm",
+    "ttl_s": "--ttl",
+}
 """Of fields that are called otherwise on the command line."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _NAME = "letters, digits, '.', '_' and '-', at most 63, the first a letter or digit"
 
 
 def sandbox_options(
-    image: str, *, memory: str | None, disk: str | None, env: Iterable[str] | None, **others: Any
+    image: str,
+    *,
+    memory: str | None,
+    disk: str | None,
+    shm: str | None,
+    env: Iterable[str] | None,
+    **others: Any,
 ) -> dict[str, Any]:
     """Return what `create_sandbox` takes, without what was not given.
 
@@ -26,9 +37,9 @@ def sandbox_options(
 
     from coldframe.protocol.models import SandboxSpec
 
+    sizes = {"memory_bytes": memory, "disk_bytes": disk, "shm_bytes": shm}
     wanted = {
-        "memory_bytes": None if memory is None else render.parse_size(memory),
-        "disk_bytes": None if disk is None else render.parse_size(disk),
+        **{name: render.parse_size(text) for name, text in sizes.items() if text is not None},
         "env": render.parse_env(env or ()),
         **others,
     }
@@ -41,7 +52,7 @@ def sandbox_options(
         field = str(first["loc"][0]) if first["loc"] else ""
         if not field:
             raise InvalidRequestError(first["msg"].removeprefix("Value error, ")) from None
-        said = {"memory_bytes": memory, "disk_bytes": disk}.get(field) or given.get(field, image)
+        said = sizes.get(field) or given.get(field, image)
         option = _OPTIONS.get(field, f"--{field}")
         why = _why(field, first["msg"], first.get("ctx", {}))
         raise InvalidRequestError(f"{option} {said}: {why}") from None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from coldframe.cli import attach, flags
 from coldframe.cli.limits import sandbox_options
@@ -29,11 +27,14 @@ def run(
     command: flags.Command = None,
     cpu: flags.Cpu = None,
     memory: flags.Memory = None,
-    pids: Annotated[int | None, typer.Option(help="Processes and threads at most.")] = None,
+    pids: flags.Pids = None,
     disk: flags.Disk = None,
+    shm: flags.Shm = None,
     env: flags.Env = None,
     user: flags.User = None,
     workdir: flags.Workdir = None,
+    network: flags.Network = None,
+    no_new_privileges: flags.NoNewPrivileges = False,
     deadline: flags.Deadline = None,
     tty: flags.Tty = False,
     as_json: flags.ResultJson = False,
@@ -56,9 +57,12 @@ def run(
         memory=memory,
         pids=pids,
         disk=disk,
+        shm=shm,
         env=env,
         user=user,
         workdir=workdir,
+        network=network,
+        no_new_privileges=no_new_privileges,
     )
     plan = _Plan(image, command, tty, deadline, given)
     try:

@@ -44,19 +44,17 @@ def create(
     ] = None,
     cpu: flags.Cpu = None,
     memory: flags.Memory = None,
+    pids: flags.Pids = None,
     disk: flags.Disk = None,
+    shm: flags.Shm = None,
     env: flags.Env = None,
+    user: flags.User = None,
+    workdir: flags.Workdir = None,
     ttl: Annotated[
         float, typer.Option(help="Seconds until it ends; it can be read for a while after.")
     ] = 7200.0,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="What it may reach: files.example:443, *.example, 203.0.113.0/24, public, "
-            "presets; repeatable. Default: nothing but itself.",
-        ),
-    ] = None,
+    network: flags.Network = None,
+    no_new_privileges: flags.NoNewPrivileges = False,
     as_json: flags.Json = False,
 ) -> None:
     """Make a sandbox that stays, and print its id.
@@ -69,10 +67,15 @@ def create(
         name=name,
         cpu=cpu,
         memory=memory,
+        pids=pids,
         disk=disk,
+        shm=shm,
         env=env,
+        user=user,
+        workdir=workdir,
         labels=_labels(label),
         network=network,
+        no_new_privileges=no_new_privileges,
         ttl_s=ttl,
     )
 

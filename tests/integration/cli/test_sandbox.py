@@ -377,6 +377,9 @@ def test_port_that_nobody_serves_is_told_and_others_go_on(box: Sandbox) -> None:
         (("--name", "bad name!"), b"--name bad name!: letters, digits"),
         (("--ttl", "-1"), b"--ttl -1.0: more than 0\n"),
         (("--network", "no rule"), b"no rule"),
+        (("--pids", "1"), b"--pids 1: at least 4\n"),
+        (("--shm", "1"), b"--shm 1: at least 1"),
+        (("--user", ""), b"user: it is empty"),
     ],
 )
 def test_sandbox_that_cannot_be_is_refused_by_its_option(
