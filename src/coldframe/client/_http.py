@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from coldframe.protocol import places, tracing
-from coldframe.protocol.errors import Execution, ServiceUnreachableError
+from coldframe.protocol.errors import Execution, NotPermittedError, ServiceUnreachableError
 
 _PIECE = 1 << 18
 _BUFFER = 1 << 20
@@ -241,6 +241,11 @@ class Http:
                 "authority of your own set SSL_CERT_FILE"
             ) from error
         except (OSError, TimeoutError) as error:
+            if isinstance(error, PermissionError) and where.unix is not None:
+                raise NotPermittedError(
+                    f"{where} is for root and the user who serves it; run this as one of them, or "
+                    "set COLDFRAME_URL to an address that takes keys, or to in-process"
+                ) from error
             if isinstance(error, ConnectionRefusedError) and self._refused_since is None:
                 self._refused_since = monotonic()
             raise ServiceUnreachableError(

@@ -25,7 +25,6 @@ from coldframe.protocol import places
 from coldframe.protocol.errors import (
     CapabilityError,
     InvalidRequestError,
-    NotPermittedError,
     ServiceUnreachableError,
     VersionMismatchError,
 )
@@ -135,12 +134,7 @@ class Machine:
 
         try:
             return await RemoteNode.open_once(self._address)
-        except ServiceUnreachableError as error:
-            if isinstance(error.__cause__, PermissionError):
-                raise NotPermittedError(
-                    f"the node of {self._home} is for root and the user who started it; run this "
-                    f"as one of them, {_ELSE}"
-                ) from error
+        except ServiceUnreachableError:
             return None
         except VersionMismatchError as error:
             raise VersionMismatchError(

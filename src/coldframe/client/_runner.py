@@ -24,17 +24,35 @@ class AsyncRunner:
         self._final = final
         self._pid = os.getpid()
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that it was first used on: connections and a node in process live there."""
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns.
 
         Raises:
-            ClientClosedError: after `close`, or in a forked child.
+            ClientClosedError: after `close`, in a forked child, or on another event loop.
         """
         if self._closed or os.getpid() != self._pid:
             work.close()
             raise ClientClosedError(closed_message(self._pid))
+        try:
+            self._require_own_loop()
+        except ClientClosedError:
+            work.close()
+            raise
         return await work
+
+    def _require_own_loop(self) -> None:
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise ClientClosedError(
+                "this client belongs to another event loop"
+                + (", which is closed" if self._loop.is_closed() else "")
+                + ": open, use and close a client within one asyncio.run()"
+            )
 
     async def run_with(
         self,
@@ -61,9 +79,14 @@ class AsyncRunner:
         return await self.run(work)
 
     async def close(self) -> None:
-        """Run the final work once; later calls do nothing."""
+        """Run the final work once; later calls do nothing.
+
+        Raises:
+            ClientClosedError: on another event loop than it was used on.
+        """
         if self._closed or os.getpid() != self._pid:
             return
+        self._require_own_loop()
         self._closed = True
         await self._final()
 

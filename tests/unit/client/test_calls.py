@@ -1,9 +1,11 @@
-"""How long a request waits for a service that nobody serves any more."""
+"""What becomes of a request to a service that is gone, or may not be asked."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from coldframe.client import _calls
 from coldframe.client._calls import call
 from coldframe.client._http import Address, Answer, Http
-from coldframe.protocol.errors import ServiceUnreachableError
+from coldframe.protocol.errors import NotPermittedError, ServiceUnreachableError
 
 
 class Counted(Http):
@@ -71,3 +73,22 @@ async def test_service_that_came_back_is_waited_for_again(
     (await away._connection()).close()
 
     assert away.refused_s == 0
+
+
+@pytest.mark.root
+async def test_socket_that_may_not_be_connected_to_says_who_may(tmp_path: Path) -> None:
+    """To start another service is of no use to who may not ask the one that is there."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(tmp_path / "n.sock"))
+        served.listen()
+        (tmp_path / "n.sock").chmod(0o600)
+        http = Http(Address("localhost", unix=tmp_path / "n.sock"), ())
+        os.seteuid(65534)
+        try:
+            with pytest.raises(NotPermittedError, match="is for root and the user who serves it"):
+                await call(http, "GET", "/")
+        finally:
+            os.seteuid(0)
+            http.close()
