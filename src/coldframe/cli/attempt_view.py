@@ -47,8 +47,8 @@ def _phase(phase: PhaseRecord) -> str:
         if processes:
             text += f"  {word}: " + ", ".join(f"{one.name} ({one.pid})" for one in processes)
     egress = phase.egress
-    if egress.counts:
-        text += "  egress: " + ", ".join(f"{count} {kind}" for kind, count in egress.counts.items())
+    if egress.asked:
+        text += "  egress: " + ", ".join(f"{count} {kind}" for kind, count in egress.asked.items())
     if egress.left_out or egress.lost:
         text += f" ({egress.left_out} not kept, {egress.lost} lost)"
     return text

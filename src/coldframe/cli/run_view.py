@@ -95,7 +95,7 @@ def brief(one: Trajectory) -> dict[str, Any]:
                 "step": phase.step,
                 "network": list(phase.network),
                 "seconds": phase.ended_at - phase.started_at,
-                "egress": phase.egress.counts,
+                "egress": phase.egress.asked,
             }
             for phase in one.phases
         ],

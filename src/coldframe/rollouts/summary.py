@@ -159,11 +159,11 @@ def _forgeable(one: Trajectory) -> bool:
 
 
 def _egress(attempts: Sequence[Trajectory]) -> dict[str, int]:
-    """Count decisions of the network by kind, over all phases."""
+    """Count what was asked of the network by kind, over all phases."""
     counts: Counter[str] = Counter()
     for one in attempts:
         for phase in one.phases:
-            counts.update(phase.egress.counts)
+            counts.update(phase.egress.asked)
     return dict(sorted(counts.items()))
 
 

@@ -43,6 +43,12 @@ class Egress(Model):
     lost: int = Field(default=0, ge=0)
     """Dropped by the node before they could be read, so not counted either."""
 
+    @property
+    def asked(self) -> dict[str, int]:
+        """`counts` of what was asked of the network: without those of the policy being set."""
+        own = f"{EgressKind.POLICY}."
+        return {what: count for what, count in self.counts.items() if not what.startswith(own)}
+
 
 class PhaseRecord(Model):
     """A stretch of an attempt with one user, one network policy and one set of visible files."""

@@ -85,7 +85,7 @@ def test_summary_tells_what_casts_doubt_on_verdicts(tmp_path: Path) -> None:
     event = TamperEvent(
         at=1.0, what="program_changed", path="/bin/sh", before="a", after="b", voided=False
     )
-    egress = Egress(counts={"tcp.refused": 2, "dns.allowed": 1})
+    egress = Egress(counts={"tcp.refused": 2, "dns.allowed": 1, "policy.allowed": 3})
     phase = PhaseRecord(name="agent", started_at=1.0, ended_at=2.0, egress=egress)
     doubtful = trajectory(BlobStore(tmp_path)).model_copy(
         update={
