@@ -26,6 +26,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.pieces import PIECE_BYTES
 from coldframe.protocol.sparse import content, data_extents, sparse_headers, sparse_map
+from coldframe.protocol.text import excerpt
 
 MAX_MEMBERS = 1_000_000
 _BUFFER = 256 << 10
@@ -124,7 +125,7 @@ class _Unpacker:
         try:
             self._placed(member)
         except ValueError as error:  # a NUL in a name
-            raise PathRefusedError(f"archive member {member.name!r}: {error}") from error
+            raise PathRefusedError(f"archive member {excerpt(member.name)}: {error}") from error
 
     def _placed(self, member: tarfile.TarInfo) -> None:
         parts = _parts(member.name)
@@ -133,13 +134,16 @@ class _Unpacker:
                 self._modes.append((parts, member))
             return
         if not parts:
-            raise PathRefusedError(f"archive member {member.name!r} names the directory itself")
+            raise PathRefusedError(
+                f"archive member {excerpt(member.name)} names the directory itself"
+            )
         with self._directory(parts[:-1], make=True) as parent:
             try:
                 self._make(member, parts, parent)
             except FileExistsError:
                 raise PathExistsError(
-                    f"{member.name!r} exists already in the local directory; name an empty one"
+                    f"{excerpt(member.name)} exists already in the local directory; name an empty "
+                    "one"
                 ) from None
 
     def _make(self, member: tarfile.TarInfo, parts: tuple[str, ...], parent: int) -> None:
@@ -148,7 +152,7 @@ class _Unpacker:
             source = _parts(member.linkname)
             with self._directory(source[:-1]) as origin:
                 if not source:
-                    raise PathRefusedError(f"{member.name!r} is a hard link to a directory")
+                    raise PathRefusedError(f"{excerpt(member.name)} is a hard link to a directory")
                 _link(source[-1], origin, name, parent)
         elif member.issym():
             _check_link(member, depth=len(parts) - 1)
@@ -156,7 +160,9 @@ class _Unpacker:
         elif member.isreg():
             self._file(member, name, parent)
         else:
-            raise PathRefusedError(f"archive member {member.name!r} is not a file or directory")
+            raise PathRefusedError(
+                f"archive member {excerpt(member.name)} is not a file or directory"
+            )
 
     def _file(self, member: tarfile.TarInfo, name: str, parent: int) -> None:
         source = self._archive.extractfile(member)
@@ -190,7 +196,9 @@ class _Unpacker:
                     below = os.open(part, _DIRECTORY, dir_fd=fd)
                 except OSError as error:
                     where = "/".join(parts)
-                    raise PathRefusedError(f"{where!r} leads over what is no directory") from error
+                    raise PathRefusedError(
+                        f"{excerpt(where)} leads over what is no directory"
+                    ) from error
                 os.close(fd)
                 fd = below
             yield fd
@@ -202,7 +210,7 @@ def _link(old: str, origin: int, new: str, parent: int) -> None:
     try:
         os.link(old, new, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError as error:
-        raise PathRefusedError(f"{new!r} is a hard link to what was not unpacked") from error
+        raise PathRefusedError(f"{excerpt(new)} is a hard link to what was not unpacked") from error
 
 
 def _finish(fd: int, member: tarfile.TarInfo) -> None:
@@ -214,10 +222,10 @@ def _finish(fd: int, member: tarfile.TarInfo) -> None:
 
 def _parts(name: str) -> tuple[str, ...]:
     if name.startswith("/"):
-        raise PathRefusedError(f"archive member {name!r} is absolute")
+        raise PathRefusedError(f"archive member {excerpt(name)} is absolute")
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise PathRefusedError(f"archive member {name!r} holds '..'")
+        raise PathRefusedError(f"archive member {excerpt(name)} holds '..'")
     return parts
 
 
@@ -228,7 +236,7 @@ def _check_link(member: tarfile.TarInfo, *, depth: int) -> None:
     while ups < len(parts) and parts[ups] == "..":
         ups += 1
     if target.startswith("/") or ups > depth or ".." in parts[ups:]:
-        raise PathRefusedError(f"link {member.name!r} -> {target!r} may lead outside")
+        raise PathRefusedError(f"link {excerpt(member.name)} -> {excerpt(target)} may lead outside")
 
 
 def pack(local: Path, write: Callable[[bytes], None], owner: tuple[int, int]) -> None:
@@ -272,7 +280,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, owner: tuple[int, int]
 def _owned(member: tarfile.TarInfo | None, path: Path, owner: tuple[int, int]) -> tarfile.TarInfo:
     # A socket is nothing that tarfile knows.
     if member is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        raise PathRefusedError(f"{os.fspath(path)!r} is a device, FIFO or socket")
+        raise PathRefusedError(f"{excerpt(os.fspath(path))} is a device, FIFO or socket")
     member.uid, member.gid = owner
     member.uname = member.gname = ""
     return member

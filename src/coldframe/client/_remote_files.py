@@ -10,7 +10,7 @@ from urllib.parse import quote
 from coldframe.client._http import Answer, Http
 from coldframe.protocol import wire
 from coldframe.protocol.models import FileEntry, FileStat
-from coldframe.protocol.text import encoded
+from coldframe.protocol.text import encoded, excerpt
 
 Path = str | bytes
 Owner = tuple[int, int] | None
@@ -132,7 +132,7 @@ async def _whole(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 def _quoted(path: Path) -> str:
-    return quote(encoded(path, f"path {path!r}"), safe="/")
+    return quote(encoded(path, f"path {excerpt(path)}"), safe="/")
 
 
 def _owner(owner: Owner) -> dict[str, int]:

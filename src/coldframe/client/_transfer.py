@@ -17,6 +17,7 @@ from coldframe.client._content import async_pieces
 from coldframe.protocol.errors import FileTooLargeError, PathNotFoundError, PathRefusedError
 from coldframe.protocol.models import FileEntry, FileStat
 from coldframe.protocol.pieces import close_source
+from coldframe.protocol.text import excerpt
 
 if TYPE_CHECKING:
     from coldframe.client._inside import SandboxCore
@@ -47,7 +48,7 @@ async def read(
         content += piece
     if len(content) > max_bytes:
         raise FileTooLargeError(
-            f"{os.fsdecode(path)!r} holds more than {max_bytes} bytes: iterate or download it"
+            f"{excerpt(path)} holds more than {max_bytes} bytes: iterate or download it"
         )
     return bytes(content)
 
@@ -137,7 +138,7 @@ def _open_regular(local: Path) -> BinaryIO:
     file = os.fdopen(fd, "rb")
     if not S_ISREG(os.fstat(fd).st_mode):
         file.close()
-        raise PathRefusedError(f"{str(local)!r} is not a regular file")
+        raise PathRefusedError(f"{excerpt(str(local))} is not a regular file")
     return file
 
 

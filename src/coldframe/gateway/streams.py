@@ -26,6 +26,7 @@ from coldframe.protocol import wire
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.following import merged
 from coldframe.protocol.models import OutputChunk, PtySize, Stream
+from coldframe.protocol.text import excerpt
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 
@@ -192,4 +193,4 @@ async def _obey(tenant: Tenant, inner: str, text: str) -> None:
     elif word == "close_stdin":
         await tenant.node.close_stdin(inner)
     else:
-        raise InvalidRequestError(f"{word!r} is none of signal, resize, close_stdin")
+        raise InvalidRequestError(f"{excerpt(word)} is none of signal, resize, close_stdin")

@@ -31,6 +31,7 @@ from coldframe.protocol.models import (
     Stream,
 )
 from coldframe.protocol.resources import ResourceReport
+from coldframe.protocol.text import excerpt
 
 _LONGEST_NAME = 63
 
@@ -74,7 +75,7 @@ class Tenant:
             spec = self.node.spec_of(known)
             if spec is not None and spec.labels.get(OWNER_LABEL) == self.identity.owner:
                 return known
-        raise SandboxNotFoundError(f"no sandbox {id_or_name!r} on this node")
+        raise SandboxNotFoundError(f"no sandbox {excerpt(id_or_name)} on this node")
 
     # --- sandboxes --------------------------------------------------------------------
 

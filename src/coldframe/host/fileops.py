@@ -30,6 +30,7 @@ from coldframe.protocol.errors import (
     PathRefusedError,
 )
 from coldframe.protocol.models import FileEntry, FileKind, FileStat
+from coldframe.protocol.text import excerpt
 
 PIECE_BYTES = 1 << 20
 LIST_LIMIT = 100_000
@@ -88,7 +89,7 @@ def list_directory(tree: RootTree, path: bytes) -> tuple[FileEntry, ...]:
         for entry in names:
             if len(entries) >= LIST_LIMIT:
                 raise FileTooLargeError(
-                    f"{os.fsdecode(path)!r} has more than {LIST_LIMIT} entries; use exec"
+                    f"{excerpt(path)} has more than {LIST_LIMIT} entries; use exec"
                 )
             name = os.fsencode(entry.name)
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -249,7 +250,7 @@ def make_directory(
     with typed_errors(path):
         if _is_directory(tree, path):
             if not exist_ok:
-                raise PathExistsError(f"{os.fsdecode(path)!r} exists")
+                raise PathExistsError(f"{excerpt(path)} exists")
             return
         prefix = b""
         names = [name for name in path.split(b"/") if name]
@@ -326,5 +327,5 @@ def move(tree: RootTree, source: bytes, target: bytes) -> None:
 
 def _move_error(error: OSError, source: bytes, target: bytes) -> ColdframeError:
     if error.errno == errno.EINVAL:
-        return PathRefusedError(f"{os.fsdecode(source)!r} cannot move below itself")
+        return PathRefusedError(f"{excerpt(source)} cannot move below itself")
     return typed(error, source if error.errno == errno.ENOENT else target)

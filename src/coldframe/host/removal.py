@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coldframe.host import syscalls
 from coldframe.host.roottree import RootTree, closing, typed_errors
 from coldframe.protocol.errors import FileError
+from coldframe.protocol.text import excerpt
 
 _BATCH = 512
 _PASSES = 1000
@@ -72,7 +73,7 @@ def _empty_files(level: _Level) -> bool:
     """Unlink what is no directory and note some that are; return whether the level had entries."""
     level.passes += 1
     if level.passes > _PASSES:
-        raise FileError(f"{os.fsdecode(level.name)!r} is being filled while it is removed")
+        raise FileError(f"{excerpt(level.name)} is being filled while it is removed")
     found = False
     with os.scandir(level.fd) as entries:
         for entry in entries:
@@ -130,7 +131,7 @@ def _reopen_above(levels: list[_Level]) -> None:
     status = os.fstat(fd)
     if (status.st_dev, status.st_ino) != above.identity:
         os.close(fd)
-        raise FileError(f"{os.fsdecode(above.name)!r} was moved while it was removed")
+        raise FileError(f"{excerpt(above.name)} was moved while it was removed")
     above.fd = fd
 
 

@@ -27,7 +27,7 @@ from coldframe.protocol.errors import (
     SandboxGoneError,
     StorageFullError,
 )
-from coldframe.protocol.text import encoded
+from coldframe.protocol.text import encoded, excerpt
 
 IDS_PER_SANDBOX = 65536
 OVERFLOW_ID = 65534
@@ -52,11 +52,11 @@ def path_bytes(path: str | bytes) -> bytes:
     """
     if not isinstance(path, str | bytes):
         raise InvalidRequestError(f"path {path!r} is neither text nor bytes")
-    raw = encoded(path, f"path {path!r}")
+    raw = encoded(path, f"path {excerpt(path)}")
     if not raw.startswith(b"/"):
-        raise InvalidRequestError(f"path {path!r} is not absolute")
+        raise InvalidRequestError(f"path {excerpt(path)} is not absolute")
     if b"\0" in raw:
-        raise InvalidRequestError(f"path {path!r} holds a NUL")
+        raise InvalidRequestError(f"path {excerpt(path)} holds a NUL")
     return raw
 
 
@@ -90,7 +90,7 @@ def typed(error: OSError, path: bytes) -> ColdframeError:
     """Return the Coldframe error that a system call's failure on `path` stands for."""
     number = error.errno or 0
     text = _TEXTS.get(number, os.strerror(number))
-    return _BY_ERRNO.get(number, FileError)(f"{os.fsdecode(path)!r}: {text}")
+    return _BY_ERRNO.get(number, FileError)(f"{excerpt(path)}: {text}")
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ class RootTree:
         """
         directory, _, name = path.rstrip(b"/").rpartition(b"/")
         if name in {b"", b".", b".."}:
-            raise PathRefusedError(f"{os.fsdecode(path)!r} does not name an entry of a directory")
+            raise PathRefusedError(f"{excerpt(path)} does not name an entry of a directory")
         return self.open(directory or b"/", os.O_PATH | os.O_DIRECTORY), name
 
     def parent_of_target(self, path: bytes) -> tuple[int, bytes]:
@@ -199,7 +199,7 @@ def require_regular(status: os.stat_result, path: bytes) -> None:
     if stat.S_ISREG(status.st_mode):
         return
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
-    message = f"{os.fsdecode(path)!r} is {kind}, not a regular file"
+    message = f"{excerpt(path)} is {kind}, not a regular file"
     if stat.S_ISDIR(status.st_mode):
         raise PathExistsError(message)
     raise PathRefusedError(message)

@@ -18,6 +18,7 @@ from coldframe.host import syscalls
 from coldframe.host.fileops import make_directory, temporary_name
 from coldframe.host.roottree import RootTree, closing, fd_path, typed, typed_errors
 from coldframe.protocol.errors import FileError, PathRefusedError
+from coldframe.protocol.text import excerpt
 
 _PIECE = 1 << 20
 _HEADER_BUDGET = 16 << 20
@@ -64,7 +65,7 @@ def unpack(
             with closing(tree.open(path, os.O_PATH | os.O_DIRECTORY)) as target:
                 return _Unpacking(tree, target, owner, become).run(source)
     except (tarfile.TarError, ValueError, EOFError) as error:
-        raise FileError(f"{os.fsdecode(path)!r}: not a valid archive: {error}") from error
+        raise FileError(f"{excerpt(path)}: not a valid archive: {error}") from error
 
 
 class _Unpacking:
@@ -114,10 +115,10 @@ class _Unpacking:
             elif member.islnk():
                 self._hard_link(name, member)
             else:
-                raise PathRefusedError(f"member {member.name!r} is a device or a FIFO")
+                raise PathRefusedError(f"member {excerpt(member.name)} is a device or a FIFO")
         except OSError as error:
             if error.errno == errno.EXDEV:
-                message = f"member {member.name!r} would leave the target directory"
+                message = f"member {excerpt(member.name)} would leave the target directory"
                 raise PathRefusedError(message) from error
             raise typed(error, os.fsencode(member.name)) from error
 
@@ -220,7 +221,7 @@ def _relative(name: str) -> bytes:
     raw = os.fsencode(name)
     parts = [part for part in raw.split(b"/") if part not in {b"", b"."}]
     if raw.startswith(b"/") or b".." in parts or b"\0" in raw:
-        raise PathRefusedError(f"member {name!r} would leave the target directory")
+        raise PathRefusedError(f"member {excerpt(name)} would leave the target directory")
     return b"/".join(parts)
 
 
@@ -240,7 +241,7 @@ def _clear(parent: int, name: bytes) -> None:
 def _require_linkable(parent: int, name: bytes, member: tarfile.TarInfo) -> None:
     mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        raise PathRefusedError(f"member {member.name!r} links to what is no file")
+        raise PathRefusedError(f"member {excerpt(member.name)} links to what is no file")
 
 
 def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, fd: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from coldframe.host.descriptors import needing_room
 from coldframe.host.roottree import IDS_PER_SANDBOX, RootTree, closing, reopen, require_regular
 from coldframe.protocol.errors import FileError, UserNotFoundError
+from coldframe.protocol.text import excerpt
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ def _find_account(passwd: _Cached[_Account], text: str) -> _Account:
     number = _id(text)
     if number is None:
         passwd.require()
-        raise UserNotFoundError(f"no user {text!r} in the sandbox's /etc/passwd")
+        raise UserNotFoundError(f"no user {excerpt(text)} in the sandbox's /etc/passwd")
     for account in passwd.rows:
         if account.uid == number:
             return account
@@ -153,7 +154,7 @@ def _find_group(group: _Cached[_Group], text: str) -> int:
     number = _id(text)
     if number is None:
         group.require()
-        raise UserNotFoundError(f"no group {text!r} in the sandbox's /etc/group")
+        raise UserNotFoundError(f"no group {excerpt(text)} in the sandbox's /etc/group")
     return number
 
 

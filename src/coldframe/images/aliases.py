@@ -14,6 +14,7 @@ from pathlib import Path
 from coldframe.images import names
 from coldframe.images.locks import locked
 from coldframe.protocol.errors import ImageError, ImageNotFoundError
+from coldframe.protocol.text import excerpt
 
 _DEBIAN = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
 BUILT_IN: Mapping[str, str] = {
@@ -59,11 +60,11 @@ class Aliases:
         """Say what a full name is that no image itself has. Raises ImageError."""
         target = self.target(name)
         if target is None:
-            return f"no image {name!r} in the store; see: coldframe image ls"
+            return f"no image {excerpt(name)} in the store; see: coldframe image ls"
         forget = ""
         if name in self.table():
             forget = f"; forget it with: coldframe image alias rm {name}"
-        return f"{name!r} is no image but an alias of {target!r}{forget}"
+        return f"{excerpt(name)} is no image but an alias of {excerpt(target)}{forget}"
 
     def add(self, name: str, target: str) -> tuple[str, str]:
         """Let a name stand for an image (a name or digest); return both in full.
@@ -76,7 +77,7 @@ class Aliases:
         full = _full(name)
         meant = names.digest_of(target) or names.normalise(target)
         if meant == full:
-            raise ImageError(f"{name!r} cannot stand for itself")
+            raise ImageError(f"{excerpt(name)} cannot stand for itself")
         self._change({full: meant})
         return full, meant
 

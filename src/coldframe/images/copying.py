@@ -24,6 +24,7 @@ from coldframe.images.unpack import copy_entry, entry_metadata, unpack_tar
 from coldframe.images.view import MergedView, Place
 from coldframe.images.writer import Metadata, TreeWriter, write_bytes
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.text import excerpt
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class LayerCopy:
             if stat.S_ISSOCK(mode):
                 continue
             if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-                raise ImageError(f"{os.fsdecode(entry.path)!r} is a device; COPY takes none")
+                raise ImageError(f"{excerpt(entry.path)} is a device; COPY takes none")
             path = target.rstrip(b"/") + b"/" + entry.path
             first = linked.get(identity(entry.stat))
             if first is not None:

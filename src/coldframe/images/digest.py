@@ -15,6 +15,7 @@ from pathlib import Path
 
 from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.text import excerpt
 
 VERSION = b"coldframe-tree-1"
 MAX_ID = 65535
@@ -95,9 +96,7 @@ def check_entry(entry: Entry) -> None:
 def _check_size(entry: Entry) -> None:
     size = entry.stat.st_size
     if stat.S_ISREG(entry.stat.st_mode) and size > MAX_FILE:
-        raise ImageError(
-            f"{os.fsdecode(entry.path)!r} has {size} bytes; at most {MAX_FILE} are kept"
-        )
+        raise ImageError(f"{excerpt(entry.path)} has {size} bytes; at most {MAX_FILE} are kept")
 
 
 def is_whiteout(status: os.stat_result) -> bool:

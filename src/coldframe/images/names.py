@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.text import excerpt
 
 _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _NAME = re.compile(
@@ -23,7 +24,7 @@ def normalise(name: str) -> str:
     match = _NAME.fullmatch(name)
     if match is None or len(name) > 200 or digest_of(name) is not None:
         raise InvalidRequestError(
-            f"{name!r} is not an image name: write repository[:tag] in lower case, "
+            f"{excerpt(name)} is not an image name: write repository[:tag] in lower case, "
             "for example debian:bookworm or team/tool:1.2"
         )
     return f"{match['repository']}:{match['tag'] or 'latest'}"
@@ -42,7 +43,9 @@ def reference(text: str) -> tuple[str, str | None]:
     for prefix in _IMPLIED:
         name = name.removeprefix(prefix)
     if at and (not digest.startswith("sha256:") or digest_of(digest) is None):
-        raise InvalidRequestError(f"{text!r}: the digest after @ is not sha256:<64 hex digits>")
+        raise InvalidRequestError(
+            f"{excerpt(text)}: the digest after @ is not sha256:<64 hex digits>"
+        )
     return normalise(name), digest_of(digest) if at else None
 
 

@@ -19,6 +19,7 @@ from coldframe.images.ignore import Ignore
 from coldframe.images.patterns import is_pattern, name_pattern
 from coldframe.images.view import MergedView
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.text import excerpt
 
 _MOST_RULES = 1 << 20
 
@@ -53,7 +54,7 @@ class Context:
         """See `Source`. A source that would leave the context is refused."""
         parts = [part for part in source.split("/") if part not in ("", ".")]
         if ".." in parts:
-            raise ImageError(f"{source!r} would leave the build context")
+            raise ImageError(f"{excerpt(source)} would leave the build context")
         found = [""]
         for part in parts:
             found = [path for parent in found for path in self._match(parent, part)]
@@ -62,11 +63,11 @@ class Context:
             return ()
         if found and not kept:
             raise ImageError(
-                f"{source!r} is left out of the build context by "
+                f"{excerpt(source)} is left out of the build context by "
                 f"{self._ignore.leaves_out(found[0])}"
             )
         if not kept:
-            raise ImageError(f"{source!r} is not in the build context {self._root}")
+            raise ImageError(f"{excerpt(source)} is not in the build context {self._root}")
         for path in kept:
             with self.entry(path):
                 pass
@@ -78,16 +79,18 @@ class Context:
         parent, _, name = path.rpartition("/")
         with self._directory(parent) as fd:
             if fd is None:
-                raise ImageError(f"{path!r} is not in the build context {self._root}")
+                raise ImageError(f"{excerpt(path)} is not in the build context {self._root}")
             raw = os.fsencode(name or ".")
             try:
                 status = os.stat(raw, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
-                raise ImageError(f"{path!r} is not in the build context {self._root}") from None
+                raise ImageError(
+                    f"{excerpt(path)} is not in the build context {self._root}"
+                ) from None
             if stat.S_ISLNK(status.st_mode):
-                raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
+                raise ImageError(f"{excerpt(path)} is or lies below a link; COPY follows none")
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise ImageError(f"{path!r} is neither a file nor a directory")
+                raise ImageError(f"{excerpt(path)} is neither a file nor a directory")
             yield Entry(fd, raw, b"", status)
 
     def walk(self, path: str) -> Iterator[Entry]:
@@ -100,7 +103,9 @@ class Context:
 
         with self._directory(path) as fd:
             if fd is None:
-                raise ImageError(f"{path!r} is not a directory of the build context {self._root}")
+                raise ImageError(
+                    f"{excerpt(path)} is not a directory of the build context {self._root}"
+                )
             for entry in walk(fd, enter=wanted):
                 if entry.path == b".":
                     continue
@@ -143,7 +148,7 @@ class Context:
         try:
             for part in path.split("/") if path else ():
                 if stat.S_ISLNK(os.stat(part, dir_fd=fd, follow_symlinks=False).st_mode):
-                    raise ImageError(f"{path!r} is or lies below a link; COPY follows none")
+                    raise ImageError(f"{excerpt(path)} is or lies below a link; COPY follows none")
                 try:
                     below = os.open(part, DIRECTORY, dir_fd=fd)
                 except NotADirectoryError:
@@ -170,7 +175,7 @@ class ImageSource:
             if part:
                 found = [path for parent in found for path in self._match(parent, part)]
         if not found and not is_pattern(source):
-            raise ImageError(f"{source!r} is not in {self._name}")
+            raise ImageError(f"{excerpt(source)} is not in {self._name}")
         return tuple(found)
 
     @contextmanager
@@ -179,7 +184,9 @@ class ImageSource:
         with self._view.entry(self._view.resolve(os.fsencode(path))) as entry:
             mode = entry.stat.st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                raise ImageError(f"{path!r} in {self._name} is neither a file nor a directory")
+                raise ImageError(
+                    f"{excerpt(path)} in {self._name} is neither a file nor a directory"
+                )
             yield entry
 
     def walk(self, path: str) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ from coldframe.images.dockerfile import Instruction
 from coldframe.images.mounts import mounted_from
 from coldframe.images.variables import WordError, expand
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.text import excerpt
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
@@ -54,7 +55,9 @@ class Stages:
         wanted = last - 1 if target is None else self.find(target, last)
         if wanted is None:
             known = ", ".join(stage.name or str(stage.index) for stage in self.stages)
-            raise InvalidRequestError(f"no stage {target!r} in the Dockerfile; there are: {known}")
+            raise InvalidRequestError(
+                f"no stage {excerpt(str(target))} in the Dockerfile; there are: {known}"
+            )
         needed: set[int] = set()
         waiting = [wanted]
         while waiting:
@@ -110,9 +113,11 @@ def _stage(
         name = words.pop().lower()
         words.pop()
         if not _NAME.fullmatch(name):
-            raise start.refuse(f"{name!r} is no stage name: a letter, then letters, digits, _ . -")
+            raise start.refuse(
+                f"{excerpt(name)} is no stage name: a letter, then letters, digits, _ . -"
+            )
         if any(stage.name == name for stage in before.stages):
-            raise start.refuse(f"a second stage {name!r}; give it another name")
+            raise start.refuse(f"a second stage {excerpt(name)}; give it another name")
     if len(words) != 1:
         raise start.refuse(f"FROM {start.value}: write FROM IMAGE, or FROM IMAGE AS NAME")
     if not words[0]:

@@ -27,6 +27,7 @@ from coldframe.images.store import ImageStore
 from coldframe.images.trees import NO_SPACE
 from coldframe.images.writer import BLOCK, Metadata, TreeWriter, copy_content, split, write_all
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.text import excerpt
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFAULT_CONFIG = ImageConfig(env=(("PATH", PATH),))
@@ -142,7 +143,7 @@ def _member_named(name: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_SPACE:
             raise
-        raise ImageError(f"{name!r}: {error.strerror or error}") from error
+        raise ImageError(f"{excerpt(name)}: {error.strerror or error}") from error
 
 
 def _unpack_member(archive: tarfile.TarFile, info: tarfile.TarInfo, writer: TreeWriter) -> None:
@@ -166,10 +167,12 @@ def _unpack_member(archive: tarfile.TarFile, info: tarfile.TarInfo, writer: Tree
         refuse_device(path)
     elif info.isreg():
         if not 0 <= info.size <= MAX_FILE:
-            raise ImageError(f"{info.name!r} has {info.size} bytes; at most {MAX_FILE} are kept")
+            raise ImageError(
+                f"{excerpt(info.name)} has {info.size} bytes; at most {MAX_FILE} are kept"
+            )
         writer.file(path, metadata, lambda fd: _copy_member(archive, info, fd))
     else:
-        raise ImageError(f"{info.name!r} is of the unknown kind {info.type!r}")
+        raise ImageError(f"{excerpt(info.name)} is of the unknown kind {info.type!r}")
 
 
 def refuse_device(path: bytes) -> None:
@@ -180,7 +183,7 @@ def refuse_device(path: bytes) -> None:
     """
     parts = split(path)
     if parts[:1] != (b"dev",):
-        raise ImageError(f"{os.fsdecode(path)!r} is a device; only those under dev/ are left out")
+        raise ImageError(f"{excerpt(path)} is a device; only those under dev/ are left out")
 
 
 def _copy_member(archive: tarfile.TarFile, info: tarfile.TarInfo, fd: int) -> None:
@@ -190,13 +193,13 @@ def _copy_member(archive: tarfile.TarFile, info: tarfile.TarInfo, fd: int) -> No
     archive.fileobj.seek(info.offset_data)
     for offset, length in extents:
         if offset < 0 or length < 0 or offset + length > info.size:
-            raise ImageError(f"{info.name!r} has a sparse map that does not fit its size")
+            raise ImageError(f"{excerpt(info.name)} has a sparse map that does not fit its size")
         os.lseek(fd, offset, os.SEEK_SET)
         rest = length
         while rest:
             data = archive.fileobj.read(min(BLOCK, rest))
             if not data:
-                raise ImageError(f"{info.name!r}: the archive is cut short")
+                raise ImageError(f"{excerpt(info.name)}: the archive is cut short")
             write_all(fd, data)
             rest -= len(data)
     os.ftruncate(fd, info.size)

@@ -17,6 +17,7 @@ from pathlib import Path
 from coldframe.host.treewalk import DIRECTORY, Entry
 from coldframe.images.digest import is_whiteout
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.text import excerpt
 
 _MAX_LINKS = 40
 _DEEPEST = 1000
@@ -77,7 +78,7 @@ class MergedView:
             if target is not None and (follow or rest):
                 links += 1
                 if links > _MAX_LINKS:
-                    raise ImageError(f"{os.fsdecode(path)!r}: too many links")
+                    raise ImageError(f"{excerpt(path)}: too many links")
                 done = [] if target.startswith(b"/") else done[:-1]
                 rest += [part for part in target.split(b"/") if part not in (b"", b".")][::-1]
             elif rest and status is not None and not stat.S_ISDIR(status.st_mode):
@@ -120,7 +121,7 @@ class MergedView:
         with suppress(FileNotFoundError), os.fdopen(self.open_at(place.parts), "rb") as file:
             content = file.read(max_bytes + 1)
             if len(content) > max_bytes:
-                raise ImageError(f"{os.fsdecode(path)!r} is larger than {max_bytes} bytes")
+                raise ImageError(f"{excerpt(path)} is larger than {max_bytes} bytes")
             return content
         return None
 
@@ -230,7 +231,7 @@ class MergedView:
             stack.callback(os.close, fd)
             below.append(fd)
             if _overlay_xattr(fd, "redirect") is not None:
-                raise ImageError(f"{os.fsdecode(name)!r}: redirected directories are not supported")
+                raise ImageError(f"{excerpt(name)}: redirected directories are not supported")
             if _overlay_xattr(fd, "opaque") == b"y":
                 break
         return below

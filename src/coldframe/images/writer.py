@@ -17,6 +17,7 @@ from typing import Self
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.images.digest import MAX_ID
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.text import excerpt
 
 BLOCK = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,7 +43,7 @@ def split(path: bytes) -> tuple[bytes, ...]:
     """
     parts = tuple(part for part in path.split(b"/") if part not in (b"", b"."))
     if b".." in parts or b"\0" in path:
-        raise ImageError(f"{os.fsdecode(path)!r} would leave the tree; nothing was kept")
+        raise ImageError(f"{excerpt(path)} would leave the tree; nothing was kept")
     return parts
 
 
@@ -122,21 +123,20 @@ class TreeWriter:
         """Give a file that is already in the tree a further name."""
         source = split(existing)
         if not source or split(path) == source:
-            raise ImageError(f"{os.fsdecode(path)!r} is a hard link to itself or to the root")
+            raise ImageError(f"{excerpt(path)} is a hard link to itself or to the root")
         source_fd = None
         try:
             source_fd = os.dup(self._enter(source[:-1], make=False))
             status = os.stat(source[-1], dir_fd=source_fd, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                raise ImageError(f"{os.fsdecode(path)!r} is a hard link to a directory")
+                raise ImageError(f"{excerpt(path)} is a hard link to a directory")
             parent, name = self._place(path)
             os.link(
                 source[-1], name, src_dir_fd=source_fd, dst_dir_fd=parent, follow_symlinks=False
             )
         except FileNotFoundError:
             raise ImageError(
-                f"{os.fsdecode(path)!r} is a hard link to {os.fsdecode(existing)!r}, "
-                "which is not in the tree"
+                f"{excerpt(path)} is a hard link to {excerpt(existing)}, which is not in the tree"
             ) from None
         finally:
             if source_fd is not None:
@@ -205,7 +205,9 @@ class TreeWriter:
             return os.open(name, DIRECTORY, dir_fd=fd)
         except NotADirectoryError:
             path = os.fsdecode(b"/".join(shown))
-            raise ImageError(f"something lies below {path!r}, which is not a directory") from None
+            raise ImageError(
+                f"something lies below {excerpt(path)}, which is not a directory"
+            ) from None
 
     def _is_directory(self, parent: int, name: bytes) -> bool:
         try:
@@ -249,7 +251,7 @@ class TreeWriter:
 def _ids(path: bytes, metadata: Metadata) -> tuple[int, int]:
     if not (0 <= metadata.uid <= MAX_ID and 0 <= metadata.gid <= MAX_ID):
         raise ImageError(
-            f"{os.fsdecode(path)!r} belongs to {metadata.uid}:{metadata.gid}; "
+            f"{excerpt(path)} belongs to {metadata.uid}:{metadata.gid}; "
             f"a layer holds the ids 0 to {MAX_ID} only"
         )
     return metadata.uid, metadata.gid

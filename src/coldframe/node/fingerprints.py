@@ -20,6 +20,7 @@ from coldframe.protocol.errors import (
     PathNotFoundError,
 )
 from coldframe.protocol.models import FileKind, FileStat, Fingerprint
+from coldframe.protocol.text import excerpt
 from coldframe.runtimes.base import FileAccess, KnowsChanges, SandboxHandle
 
 EXCLUDED = (
@@ -172,7 +173,7 @@ class _Files:
         except FileError:  # removed or replaced meanwhile
             return b"gone"
         raise FileTooLargeError(
-            f"a fingerprint would read more than {MOST_BYTES} bytes, up to {path!r}"
+            f"a fingerprint would read more than {MOST_BYTES} bytes, up to {excerpt(path)}"
         )
 
 

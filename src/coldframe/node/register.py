@@ -26,6 +26,7 @@ from coldframe.protocol.models import (
     SandboxState,
 )
 from coldframe.protocol.network import EgressEvent
+from coldframe.protocol.text import excerpt
 
 _ENDS = ("deleted", "expired", "failed", "lost")
 
@@ -70,7 +71,9 @@ class Register:
             self._live.get(id_or_name) or self._names.get(id_or_name) or self._ended.get(id_or_name)
         )
         if sandbox is None:
-            raise SandboxNotFoundError(f"no sandbox {id_or_name!r} on node {self._node_id!r}")
+            raise SandboxNotFoundError(
+                f"no sandbox {excerpt(id_or_name)} on node {self._node_id!r}"
+            )
         return sandbox
 
     def __len__(self) -> int:

@@ -39,6 +39,7 @@ from coldframe.protocol.models import (
     SessionResult,
     Stream,
 )
+from coldframe.protocol.text import excerpt
 
 _MOST_WAITING = 256
 """Commands of one session that wait for their turn."""
@@ -101,10 +102,12 @@ class Sessions:
         return self._find(session_id).info()
 
     def _find(self, session_id: str) -> Session:
-        shell = self._operations.get(session_id)
-        session = shell.sandbox.sessions.get(session_id)
+        try:
+            session = self._operations.get(session_id).sandbox.sessions.get(session_id)
+        except OperationNotFoundError:
+            session = None
         if session is None:
-            raise OperationNotFoundError(f"no session has the id {session_id!r}")
+            raise OperationNotFoundError(f"no session has the id {excerpt(session_id)}")
         return session
 
     async def exec(self, session_id: str, asked: SessionExecRequest) -> SessionResult:

@@ -22,7 +22,7 @@ import secrets
 
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import ExecRequest
-from coldframe.protocol.text import encoded
+from coldframe.protocol.text import encoded, excerpt
 
 BASH, POSIX = "bash", ""
 """Kinds of shells, as far as they differ here."""
@@ -134,9 +134,11 @@ def _quoted(text: bytes) -> bytes:
 def _assignment(name: str | bytes, value: str | bytes | None) -> bytes:
     text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
     if _NAME.fullmatch(text) is None:
-        raise InvalidRequestError(f"env: {text!r} is not a name that a shell variable can have")
+        raise InvalidRequestError(
+            f"env: {excerpt(text)} is not a name that a shell variable can have"
+        )
     if value is None:
-        raise InvalidRequestError(f"env: {text!r} has no value; unset it in the command")
+        raise InvalidRequestError(f"env: {excerpt(text)} has no value; unset it in the command")
     return (
         encoded(name, "an environment name")
         + b"="

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.protocol.text import excerpt
 
 Preset = Literal["apt", "pip", "npm"]
 PRESETS: tuple[Preset, ...] = ("apt", "pip", "npm")
@@ -150,7 +151,7 @@ class NetworkRule(_Model):
 def _port_range(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise ValueError(f"{text!r} is no port or range of ports")
+        raise ValueError(f"{excerpt(text)} is no port or range of ports")
     return int(first), int(last) if dash else int(first)
 
 
@@ -177,7 +178,7 @@ class Credential(_Model):
     @classmethod
     def _header(cls, value: str) -> str:
         if not _HEADER.fullmatch(value):
-            raise ValueError(f"{value!r} is no header name")
+            raise ValueError(f"{excerpt(value)} is no header name")
         return value
 
     @field_validator("value")

@@ -25,7 +25,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import MIB, FileKind, FileStat
 from coldframe.protocol.pieces import close_source, pieces_of
-from coldframe.protocol.text import encoded
+from coldframe.protocol.text import encoded, excerpt
 
 MAX_FILE_BYTES = 64 * MIB
 
@@ -100,7 +100,7 @@ async def apply_patch(
     `total_bytes`: how much all files that it reads may have together; None: any.
     """
     if not root.startswith("/"):
-        raise InvalidRequestError(f"root {root!r} is not absolute")
+        raise InvalidRequestError(f"root {excerpt(root)} is not absolute")
     if not 0 <= strip < 100:
         raise InvalidRequestError(f"strip {strip} is not from 0 to 99")
     # In a thread, here and below: whoever serves others on this loop must not stop for a large one.

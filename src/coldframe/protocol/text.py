@@ -1,4 +1,4 @@
-"""Text on its way to a sandbox."""
+"""Text on its way to a sandbox, and into messages."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def encoded(text: str | bytes, what: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"{what} is not text that can be encoded: {error}") from error
+
+
+def excerpt(text: str | bytes, most: int = 200) -> str:
+    """Return what somebody else has written as a message quotes it: its first `most` characters."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)"

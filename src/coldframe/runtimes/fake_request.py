@@ -21,7 +21,7 @@ from coldframe.protocol.errors import (
     WorkdirNotFoundError,
 )
 from coldframe.protocol.models import Argument, ExecRequest, SandboxSpec
-from coldframe.protocol.text import encoded
+from coldframe.protocol.text import encoded, excerpt
 from coldframe.runtimes import fake_zygote
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,7 +59,7 @@ def _merge_env(
         for key, value in layer.items():
             name = _encode(key, "an environment name")
             if not name or b"=" in name:
-                raise InvalidRequestError(f"environment name {key!r} is empty or holds '='")
+                raise InvalidRequestError(f"environment name {excerpt(key)} is empty or holds '='")
             if value is None:
                 merged.pop(name, None)
             else:
@@ -89,7 +89,7 @@ class Planner:
             argv = [_encode(argument, "an argument") for argument in request.argv or ()]
         cwd = _encode(request.cwd if request.cwd is not None else self.workdir, "cwd")
         if not cwd.startswith(b"/"):
-            raise InvalidRequestError(f"cwd {request.cwd!r} is not absolute")
+            raise InvalidRequestError(f"cwd {excerpt(cwd)} is not absolute")
         normalised = request.model_copy(
             update={
                 "cwd": os.fsdecode(cwd),
@@ -108,9 +108,9 @@ class Planner:
         passwd = (self._directory / "etc/passwd").read_text(errors="replace").splitlines()
         known = [line.split(":") for line in passwd if line.count(":") >= 3]
         if not name.isdigit() and all(fields[0] != name for fields in known):
-            raise UserNotFoundError(f"user {name!r} is not in the sandbox's /etc/passwd")
+            raise UserNotFoundError(f"user {excerpt(name)} is not in the sandbox's /etc/passwd")
         raise CapabilityError(
-            f"the fake runtime runs commands as its own user only, not as {name!r}; "
+            f"the fake runtime runs commands as its own user only, not as {excerpt(name)}; "
             "use the native runtime"
         )
 
@@ -128,14 +128,19 @@ class Planner:
         program = os.fsdecode(plan.argv[0])[:200]
         text = os.strerror(number)
         if stage == fake_zygote.STAGE_CWD:
-            return WorkdirNotFoundError(f"working directory {plan.request.cwd!r}: {text}")
+            cwd = excerpt(plan.request.cwd or "/")
+            return WorkdirNotFoundError(f"working directory {cwd}: {text}")
         if number == errno.E2BIG:
-            return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
+            return ArgumentsTooLongError(f"arguments and environment of {excerpt(program)}: {text}")
         if number in (errno.ENOENT, errno.ENOTDIR) and not self._has_program(plan):
             if plan.request.command is not None:
-                return ShellNotFoundError(f"no shell {program!r} in the sandbox; pass argv instead")
-            return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
-        return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
+                return ShellNotFoundError(
+                    f"no shell {excerpt(program)} in the sandbox; pass argv instead"
+                )
+            return ProgramNotFoundError(
+                f"no program {excerpt(program)} in the sandbox or on its PATH"
+            )
+        return ProgramNotExecutableError(f"program {excerpt(program)} cannot be executed: {text}")
 
     def _has_program(self, plan: Plan) -> bool:
         """Whether any of the paths that were tried is there; relative ones lie below cwd."""

@@ -37,6 +37,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.text import excerpt
 from coldframe.runtimes.base import FileAccess, Gone
 from coldframe.runtimes.fake_exec import FakeExec
 from coldframe.runtimes.fake_request import Planner
@@ -98,7 +99,7 @@ class FakeSandbox:
         (root / "etc/passwd").write_bytes(_PASSWD)
         workdir = self._planner.workdir.lstrip("/")
         if ".." in Path(workdir).parts:
-            raise InvalidRequestError(f"workdir {workdir!r} holds '..'")
+            raise InvalidRequestError(f"workdir {excerpt(workdir)} holds '..'")
         (root / workdir).mkdir(parents=True, exist_ok=True)
 
     def open_tree(self) -> None:
@@ -143,7 +144,7 @@ class FakeSandbox:
             return self._files.tree.open(cwd, os.O_PATH | os.O_DIRECTORY)
         except OSError as error:
             raise WorkdirNotFoundError(
-                f"working directory {os.fsdecode(cwd)!r}: {os.strerror(error.errno or 0)}"
+                f"working directory {excerpt(cwd)}: {os.strerror(error.errno or 0)}"
             ) from error
 
     # --- processes, ports -------------------------------------------------------------
@@ -199,7 +200,7 @@ class FakeSandbox:
 
     async def guard(self, request: GuardRequest) -> None:
         """See `SandboxHandle.guard`: its commands are the host's, and nobody watches them."""
-        raise CapabilityError(f"the fake runtime cannot guard {request.path!r}")
+        raise CapabilityError(f"the fake runtime cannot guard {excerpt(request.path)}")
 
     async def guard_report(self) -> GuardReport:
         """See `SandboxHandle.guard_report`."""

@@ -17,6 +17,7 @@ from coldframe.host.roottree import closing
 from coldframe.host.treewalk import DIRECTORY, names_of
 from coldframe.protocol.errors import NotKnownError
 from coldframe.protocol.models import Change, FileChanges
+from coldframe.protocol.text import excerpt
 from coldframe.runtimes.file_changes import EXCLUDED, look
 
 KEPT = 4
@@ -111,8 +112,8 @@ def changes(
         index = as_created if since is None else marks.read(since)
     except KeyError:
         raise NotKnownError(
-            f"the mark {since!r} is not kept: a sandbox keeps its last {KEPT}; take a new one by a "
-            "call without a mark"
+            f"the mark {excerpt(str(since))} is not kept: a sandbox keeps its last {KEPT}; "
+            "take a new one by a call without a mark"
         ) from None
     looked = look(upper, layers, index, patience, most)
     mark = since

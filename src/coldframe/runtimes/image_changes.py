@@ -20,6 +20,7 @@ from coldframe.host.patience import Patience
 from coldframe.host.treewalk import DIRECTORY, Entry, names_of, open_file, walk
 from coldframe.images.digest import is_whiteout
 from coldframe.protocol.errors import FileError, FileTooLargeError, ImageError
+from coldframe.protocol.text import excerpt
 from coldframe.runtimes.image_below import ImageBelow
 
 T = TypeVar("T")
@@ -185,7 +186,9 @@ class Look:
         for start, end in _extents(fd, size):
             self._left -= end - start
             if self._left < 0:
-                raise FileTooLargeError(f"more than {MOST_BYTES} bytes to read, up to {path!r}")
+                raise FileTooLargeError(
+                    f"more than {MOST_BYTES} bytes to read, up to {excerpt(path)}"
+                )
             for at in range(start, end, _PIECE):
                 self._patience.check()
                 _feed_blocks(content, at, os.pread(fd, min(_PIECE, end - at), at))

@@ -23,6 +23,7 @@ from coldframe.protocol.errors import (
     StorageFullError,
     WorkdirNotFoundError,
 )
+from coldframe.protocol.text import excerpt
 from coldframe.runtimes.native_request import Plan
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -35,8 +36,8 @@ _NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR})
 def exec_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
     """What a command that was never executed failed with."""
     if fault.stage == "cwd":
-        shown, text = os.fsdecode(plan.cwd)[:200], os.strerror(fault.errno)
-        return WorkdirNotFoundError(f"working directory {shown!r}: {text}")
+        text = os.strerror(fault.errno)
+        return WorkdirNotFoundError(f"working directory {excerpt(plan.cwd)}: {text}")
     if fault.errno in _OWN_LIMITS:
         # The sandbox's own doing, or it may be: whoever fills it must not pass for a busy node.
         return NotExecutedError(
@@ -71,18 +72,18 @@ def _program_error(fault: SpawnerFault, plan: Plan) -> ColdframeError:
     number, program = fault.errno, os.fsdecode(plan.argv[0])[:200]
     text = os.strerror(number)
     if number == errno.E2BIG:
-        return ArgumentsTooLongError(f"arguments and environment of {program!r}: {text}")
+        return ArgumentsTooLongError(f"arguments and environment of {excerpt(program)}: {text}")
     if number in _EXHAUSTED:
-        return CapacityError(f"program {program!r} was not executed: {text}")
+        return CapacityError(f"program {excerpt(program)} was not executed: {text}")
     if fault.stage == "interpreter":
-        return ProgramNotExecutableError(f"the interpreter of program {program!r}: {text}")
+        return ProgramNotExecutableError(f"the interpreter of program {excerpt(program)}: {text}")
     if number not in _NOT_FOUND:
-        return ProgramNotExecutableError(f"program {program!r} cannot be executed: {text}")
+        return ProgramNotExecutableError(f"program {excerpt(program)} cannot be executed: {text}")
     if plan.request.command is not None:
         return ShellNotFoundError(
-            f"the sandbox has no shell {program!r}; name another one or pass argv"
+            f"the sandbox has no shell {excerpt(program)}; name another one or pass argv"
         )
-    return ProgramNotFoundError(f"no program {program!r} in the sandbox or on its PATH")
+    return ProgramNotFoundError(f"no program {excerpt(program)} in the sandbox or on its PATH")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from coldframe.protocol.models import (
     GuardReport,
     GuardRequest,
 )
+from coldframe.protocol.text import excerpt
 from coldframe.runtimes.native_parts import Parts
 
 MOST_AT_ONCE = 60
@@ -92,12 +93,12 @@ class NativeGuard:
             target = tree.open(path)
         with closing(target):
             if not stat.S_ISDIR(os.fstat(target).st_mode):
-                raise PathExistsError(f"{request.path!r} is no directory")
+                raise PathExistsError(f"{excerpt(request.path)} is no directory")
             try:
                 return guard_mount.begin(site, target, wanted)
             except OSError as error:
                 raise CapabilityError(
-                    f"{request.path!r} cannot be guarded: {error.strerror or error}"
+                    f"{excerpt(request.path)} cannot be guarded: {error.strerror or error}"
                 ) from error
 
     def _open_namespace(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from coldframe.host.roottree import RootTree
@@ -14,7 +13,7 @@ from coldframe.protocol.errors import (
     UserNotFoundError,
 )
 from coldframe.protocol.models import Argument, ExecRequest, SandboxSpec
-from coldframe.protocol.text import encoded
+from coldframe.protocol.text import encoded, excerpt
 
 DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INLINE_BYTES = 64 << 10
@@ -166,13 +165,13 @@ def encode_name(name: Argument) -> bytes:
     """A name that an environment can hold."""
     raw = encode(name, "an environment name")
     if not raw or b"=" in raw:
-        raise InvalidRequestError(f"environment name {name!r} is empty or holds '='")
+        raise InvalidRequestError(f"environment name {excerpt(name)} is empty or holds '='")
     return raw
 
 
 def _require_absolute(path: bytes, what: str) -> None:
     if not path.startswith(b"/"):
-        raise InvalidRequestError(f"{what} {os.fsdecode(path)!r} is not absolute")
+        raise InvalidRequestError(f"{what} {excerpt(path)} is not absolute")
 
 
 def _readable(raw: bytes) -> Argument:

@@ -329,6 +329,10 @@ def test_texts_of_a_sandbox_have_an_end(keyed_service: Service, make_key: MakeKe
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
             assert "at most" in answer.json()["message"]
             assert len(answer.content) < 1000
+        for name, empty in (("labels", {"": "x"}), ("user", ""), ("workdir", "")):
+            answer = caller.post("/v1/sandboxes", json={"image": "any", name: empty})
+            assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+            assert f"{name}: " in answer.json()["message"]
 
 
 def test_large_answers_of_one_owner_are_bounded_while_nobody_reads_them(

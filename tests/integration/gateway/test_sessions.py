@@ -46,7 +46,7 @@ def test_session_is_found_again_by_its_id(service: Service, served: Sandbox) -> 
     assert served.sessions() == ()
     with pytest.raises(SessionEndedError):
         session.exec("true")
-    with pytest.raises(OperationNotFoundError):
+    with pytest.raises(OperationNotFoundError, match="no session has the id 'none'"):
         served.attach_session("none")
 
 

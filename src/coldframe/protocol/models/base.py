@@ -20,3 +20,9 @@ class Model(BaseModel):
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def refuse_empty(name: str, given: str | int | None) -> None:
+    """Raise ValueError for an empty text where leaving it out means the default."""
+    if given == "":
+        raise ValueError(f"{name}: it is empty; leave it out for the default")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from coldframe.protocol.models.base import MIB, Flag, Model, Number, Whole
+from coldframe.protocol.models.base import MIB, Flag, Model, Number, Whole, refuse_empty
 
 
 class Reason(StrEnum):
@@ -79,6 +79,7 @@ class ExecRequest(Model):
             raise ValueError("argv is empty: its first element names the program")
         if self.pty is not None and self.stdin is not None and not self.stdin_open:
             raise ValueError("a terminal's stdin is written with write_stdin; set stdin_open")
+        refuse_empty("user", self.user)
         return self
 
 

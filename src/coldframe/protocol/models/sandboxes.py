@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from coldframe.protocol.models.base import GIB, MIB, Flag, Model, Number, Whole
+from coldframe.protocol.models.base import GIB, MIB, Flag, Model, Number, Whole, refuse_empty
 from coldframe.protocol.network import NetworkPolicy
 
 _MOST_LABELS = 64
@@ -69,6 +69,10 @@ class SandboxSpec(Model):
             text = getattr(self, name)
             if isinstance(text, str) and len(text) > _MOST_NAME_TEXT:
                 raise ValueError(f"{name}: at most {_MOST_NAME_TEXT} characters may be")
+        refuse_empty("user", self.user)
+        refuse_empty("workdir", self.workdir)
+        if "" in self.labels:
+            raise ValueError("labels: the name of one is empty")
         return self
 
 

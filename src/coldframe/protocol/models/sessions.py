@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from coldframe.protocol.models.base import MIB, Model, Number, Whole
+from coldframe.protocol.models.base import MIB, Model, Number, Whole, refuse_empty
 from coldframe.protocol.models.commands import Argument, ExecResult
 
 
@@ -23,6 +23,11 @@ class SessionRequest(Model):
     """Per stream, how much of what its commands write is kept on the node: head and tail."""
     operation_id: str | None = None
     """Is the session's id; the same with the same request is the same session."""
+
+    @model_validator(mode="after")
+    def _named(self) -> SessionRequest:
+        refuse_empty("user", self.user)
+        return self
 
 
 class SessionExecRequest(Model):
