@@ -19,7 +19,6 @@ class Outcome(Generic[T]):
     """One result or error to come. Await it, as often as needed. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._done = False
         self._result: T
         self._error: BaseException | None = None
@@ -83,7 +82,7 @@ class Outcome(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
-            waiter: asyncio.Future[None] = self._loop.create_future()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if self._waiters is None:
                 self._waiters = {}
             self._waiters[waiter] = None
@@ -108,7 +107,8 @@ class Outcome(Generic[T]):
                 callback(self)
             except Exception as error:  # noqa: BLE001 - the loop reports it, as for a future's
                 message = f"a callback of an outcome failed: {callback!r}"
-                self._loop.call_exception_handler({"message": message, "exception": error})
+                told = {"message": message, "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
 
 
 class Undertaking(Outcome[T]):
@@ -122,9 +122,10 @@ class Undertaking(Outcome[T]):
         """
         super().__init__()
         run = self._run(coroutine)
-        self.task: asyncio.Task[None] = self._loop.create_task(_Begun(run) if at_once else run)
+        self.task: asyncio.Task[None] = asyncio.create_task(_Begun(run) if at_once else run)
         """Ends with it, and fails only by being cancelled."""
-        self.task.add_done_callback(lambda _: self._note_unbegun(coroutine))
+        if not at_once:
+            self.task.add_done_callback(lambda _: self._note_unbegun(coroutine))
 
     async def _run(self, coroutine: Coroutine[Any, Any, T]) -> None:
         try:

@@ -102,7 +102,7 @@ class ExecOperation:
     """What its record holds, about; with the output once it has ended."""
 
     def __post_init__(self) -> None:
-        self.size = weigh(self.request)
+        self.size = _weigh(self.request)
 
     @property
     def owner(self) -> str | None:
@@ -212,7 +212,7 @@ class Operations:
     def settle(self, operation: Operation, ended: Outcome[Any]) -> None:
         """Keep how an operation ended, unless nothing ran and it may well succeed later."""
         if isinstance(operation, ExecOperation) and ended.exception() is None:
-            operation.size = weigh(operation.request, ended.result())
+            operation.size += _output_bytes(ended.result())
         error = ended.exception()
         if error is None or not _may_run_again(error):
             self.end(operation)
@@ -265,14 +265,16 @@ def mismatch(operation_id: str) -> OperationMismatchError:
     )
 
 
-def weigh(request: ExecRequest, result: ExecResult | None = None) -> int:
-    """How many bytes a kept request and its result hold, about."""
+def _weigh(request: ExecRequest) -> int:
+    """How many bytes a kept request holds, about."""
     texts = (request.stdin, request.command, request.cwd, request.shell, *(request.argv or ()))
-    size = _RECORD_BYTES + sum(len(text or b"") for text in texts) + len(str(request.user))
-    size += sum(len(name) + len(value or b"") for name, value in request.env.items())
-    if result is not None:
-        size += sum(len(one.head) + len(one.tail) for one in (result.out, result.err))
-    return size
+    words = filter(None, (*texts, *request.env, *request.env.values()))
+    return _RECORD_BYTES + sum(map(len, words)) + len(str(request.user))
+
+
+def _output_bytes(result: ExecResult) -> int:
+    out, err = result.out, result.err
+    return len(out.head) + len(out.tail) + len(err.head) + len(err.tail)
 
 
 def never_ran(operation: ExecOperation) -> ExecResult:

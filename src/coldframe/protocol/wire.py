@@ -10,8 +10,8 @@ import base64
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
@@ -41,6 +41,7 @@ LONGEST_POLL_S = 60.0
 M = TypeVar("M", bound=BaseModel)
 
 
+@functools.lru_cache(maxsize=16)
 def common_version(offered: str) -> int | None:
     """Return the newest version that is offered and spoken here; None: there is none."""
     theirs = {one.strip() for one in offered.split(",")}
@@ -68,42 +69,39 @@ def dump_all(models: Iterable[BaseModel]) -> bytes:
 
 def _is_odd(model: BaseModel) -> bool:
     """Whether a model holds what pydantic would write as something else."""
-    if isinstance(model, SessionResult):
-        return _is_odd(model.result)
-    if isinstance(model, ExecResult):
-        model = model.request
-    elif isinstance(model, SandboxInfo):
-        model = model.spec
-    if isinstance(model, SessionRequest):
-        return isinstance(model.cwd, bytes) or _is_odd_env(model.env)
-    if isinstance(model, SessionExecRequest):
-        return isinstance(model.command, bytes) or _is_odd_env(model.env)
-    if isinstance(model, ExecRequest):
-        words = model.argv if model.argv is not None else (model.command,)
-        return (
-            isinstance(model.cwd, bytes)
-            or any(isinstance(word, bytes) for word in words)
-            or _is_odd_env(model.env)
-        )
-    if isinstance(model, SandboxSpec):
-        return any(map(_is_odd_name, (*model.env, *model.labels)))
-    return False
+    # By type, and words all at once: to ask `isinstance` of each takes as long as to write it.
+    look = _LOOKS.get(type(model))
+    return look is not None and look(model)
+
+
+def _is_odd_request(model: ExecRequest) -> bool:
+    words = (model.command, model.cwd, *(model.argv or ()))
+    return bytes in map(type, words) or _is_odd_env(model.env)
 
 
 def _is_odd_env(env: Mapping[Any, Any]) -> bool:
-    return any(isinstance(value, bytes) for value in env.values()) or any(map(_is_odd_name, env))
+    return bytes in map(type, env.values()) or _are_odd_names(env)
 
 
-def _is_odd_name(name: str | bytes) -> bool:
-    if isinstance(name, bytes):
+def _are_odd_names(names: Iterable[str | bytes]) -> bool:
+    if bytes in map(type, names):
         return True
-    if name.isascii():
-        return False
     try:
-        name.encode()
+        "".join(cast(Iterable[str], names)).encode()
     except UnicodeEncodeError:
         return True
     return False
+
+
+_LOOKS: dict[type, Callable[[Any], bool]] = {
+    ExecRequest: _is_odd_request,
+    ExecResult: lambda model: _is_odd_request(model.request),
+    SandboxInfo: lambda model: _is_odd(model.spec),
+    SandboxSpec: lambda model: _are_odd_names((*model.env, *model.labels)),
+    SessionExecRequest: lambda model: type(model.command) is bytes or _is_odd_env(model.env),
+    SessionRequest: lambda model: type(model.cwd) is bytes or _is_odd_env(model.env),
+    SessionResult: lambda model: _is_odd(model.result),
+}
 
 
 _CONTENT = frozenset({"stdin", "head", "tail"})

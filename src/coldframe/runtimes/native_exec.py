@@ -226,7 +226,7 @@ class NativeExec:
         return self._result
 
     def _build(self, end: ExecEnd, out: Output, err: Output) -> ExecResult:
-        return ExecResult.model_construct(
+        return ExecResult.whole(
             operation_id=self.operation_id,
             sandbox_id=self.execution.sandbox_id,
             reason=_REASONS[end.reason],
@@ -237,7 +237,8 @@ class NativeExec:
             started_at=end.started_ns / 1e9,
             ended_at=end.ended_ns / 1e9,
             duration_s=end.duration_ns / 1e9,
-            resources=Resources.model_construct(
+            queued_s=0.0,
+            resources=Resources.whole(
                 cpu_user_s=end.user_us / 1e6,
                 cpu_system_s=end.system_us / 1e6,
                 memory_peak_bytes=end.memory_peak_bytes,
@@ -254,7 +255,6 @@ class NativeExec:
                 for left in end.leftovers
             ),
             request=self._plan.request,
-            queued_s=0.0,  # said, since to look a default up costs more
             trace_id=None,
         )
 
