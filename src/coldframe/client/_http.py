@@ -132,7 +132,7 @@ class Http:
                 connection.writer.write(head + body)
                 await connection.writer.drain()
                 begun = await _read_head(connection.reader)
-                found = b"".join([p async for p in _pieces(connection.reader, method, begun)])
+                found = await _body(connection.reader, method, begun)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             connection.close()
             raise self._lost(error) from error
@@ -314,6 +314,13 @@ async def _read_head(reader: asyncio.StreamReader) -> Head:
     pairs = (line.partition(":") for line in lines)
     headers = {name.lower(): value.strip() for name, _, value in pairs}
     return Head(int(rest[:3]), headers, lines)
+
+
+async def _body(reader: asyncio.StreamReader, method: str, head: Head) -> bytes:
+    size = head.headers.get("content-length")
+    if size is None or method == "HEAD" or "transfer-encoding" in head.headers:
+        return b"".join([piece async for piece in _pieces(reader, method, head)])
+    return await reader.readexactly(int(size))
 
 
 async def _pieces(reader: asyncio.StreamReader, method: str, head: Head) -> AsyncIterator[bytes]:

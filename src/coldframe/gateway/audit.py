@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from coldframe.gateway.settings import GatewaySettings
 from coldframe.protocol.errors import CapabilityError
 
@@ -24,7 +26,6 @@ log = logging.getLogger("coldframe.gateway")
 DIRECTORY = "audit"
 """In a home."""
 FILE = "audit.jsonl"
-_ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 _COMPLAIN_S = 60.0
 
 
@@ -43,7 +44,7 @@ class AuditLog:
         """Append a line. A full disk stops nobody's work: what it takes is counted and said."""
         if self._unwritten:
             entry = {**entry, "unwritten": self._unwritten}
-        line = _ENCODER.encode(entry).encode("ascii") + b"\n"
+        line = _encoded(entry) + b"\n"
         try:
             if os.fstat(self._fd).st_size + len(line) > self._file_bytes:
                 self._rotate()
@@ -88,6 +89,17 @@ class AuditLog:
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return False
+
+
+def _encoded(entry: dict[str, Any]) -> bytes:
+    """As JSON in ASCII, so that no character of a caller's ends a line for whoever reads it."""
+    try:
+        text = to_json(entry)
+        if text.isascii():
+            return text
+    except ValueError:  # lone surrogates
+        pass
+    return json.dumps(entry, separators=(",", ":")).encode("ascii")
 
 
 def open_log(settings: GatewaySettings) -> AuditLog | None:
