@@ -220,6 +220,11 @@ class ExecEnd(NamedTuple):
     stderr: StreamEnd
     leftovers: tuple[Leftover, ...]
 
+    @property
+    def spooled(self) -> bool:
+        """Whether a stream came as a spool, not whole."""
+        return self.stdout.spool_fd is not None or self.stderr.spool_fd is not None
+
     def close(self) -> None:
         """Close the spool descriptors that nobody took."""
         for stream in (self.stdout, self.stderr):

@@ -7,6 +7,7 @@ something else than a processor does not.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from coldframe.node.queueing import FairQueue
 
@@ -25,6 +26,10 @@ class Turns:
         self._queue, self._most_s = queue, most_s
         self._usual_s = most_s / 2
         self._loop = asyncio.get_running_loop()
+        self._until: dict[Turn, float] = {}
+        """When each of those that have a place is to give it back."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Comes no later than the first of them; most end before theirs."""
 
     @property
     def hold_s(self) -> float:
@@ -33,33 +38,47 @@ class Turns:
 
     def begin(self) -> Turn:
         """Return the turn of whoever has just got a place in the queue."""
-        return Turn(self, self._loop, self.hold_s)
+        turn = Turn(self, self._loop.time())
+        self._until[turn] = until = turn.began + self.hold_s
+        if self._timer is None or until < self._timer.when():
+            self._set_timer(until)
+        return turn
+
+    def give_back(self, turn: Turn) -> None:
+        """The command has ended, or was never started. Twice is fine."""
+        if self._until.pop(turn, None) is not None:
+            self.end(self._loop.time() - turn.began)
 
     def end(self, took_s: float | None) -> None:
-        """Give a place back. None: the command goes on."""
+        """A place is free. None: the command goes on."""
         if took_s is None:
             self._usual_s *= _LESS
         else:
             self._usual_s += _OF_ONE * (took_s - self._usual_s)
         self._queue.release()
 
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._take_back)
 
+    def _take_back(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for turn in [turn for turn, until in self._until.items() if until <= now]:
+            del self._until[turn]
+            self.end(None)
+        if self._until:
+            self._set_timer(min(self._until.values()))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Turn:
     """A place in the queue, given back once."""
 
-    __slots__ = ("_began", "_loop", "_timer", "_turns")
-
-    def __init__(self, turns: Turns, loop: asyncio.AbstractEventLoop, hold_s: float) -> None:
-        self._turns: Turns | None = turns
-        self._loop, self._began = loop, loop.time()
-        self._timer = loop.call_at(self._began + hold_s, self._give_back, None)
+    turns: Turns
+    began: float
 
     def end(self) -> None:
-        """The command has ended, or was never started."""
-        self._timer.cancel()
-        self._give_back(self._loop.time() - self._began)
-
-    def _give_back(self, took_s: float | None) -> None:
-        turns, self._turns = self._turns, None
-        if turns is not None:
-            turns.end(took_s)
+        """See `Turns.give_back`."""
+        self.turns.give_back(self)

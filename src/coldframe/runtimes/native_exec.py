@@ -71,7 +71,6 @@ class NativeExec:
         self._launching: Undertaking[int] | None = None
         self._on_end = ended
         execution.ended.then(self._ended)
-        forks.own(self)
 
     # --- life -------------------------------------------------------------------------
 
@@ -128,6 +127,7 @@ class NativeExec:
 
     def _take_terminal(self, master: int) -> None:
         self._pty = master
+        forks.own(self)
         with needing_room("the terminal cannot be written to", execution=errors.Execution.EXECUTED):
             self._feed = StdinFeed(os.dup(master))
 
@@ -143,7 +143,9 @@ class NativeExec:
             if self._started.pty_fd is not None:
                 self._take_terminal(self._started.pty_fd)
 
-    def _ended(self, _: Outcome[ExecEnd]) -> None:
+    def _ended(self, ended: Outcome[ExecEnd]) -> None:
+        if ended.exception() is None and ended.result().spooled:
+            forks.own(self)
         self._close_input()
         self._on_end(self)
 
@@ -172,7 +174,7 @@ class NativeExec:
         except SpawnerLostError:
             return self._lost_result()
         if self._result is None:
-            if end.stdout.spool_fd is not None or end.stderr.spool_fd is not None:
+            if end.spooled:
                 # One task for all who wait: each stream is read from its spool once.
                 if self._building is None:
                     self._building = Undertaking(self._build_from_spools(end))

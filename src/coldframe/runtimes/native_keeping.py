@@ -204,8 +204,7 @@ class Keeping:
     def _ended(self, operation_id: str, ended: Outcome[ExecEnd]) -> None:
         if ended.exception() is not None or operation_id not in self._execs:
             return
-        end = ended.result()
-        if end.stdout.spool_fd is not None or end.stderr.spool_fd is not None:
+        if ended.result().spooled:
             self._spooled[operation_id] = None
             if len(self._spooled) > _MOST_SPOOLED:
                 oldest = next(iter(self._spooled))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
+from coldframe.host import forks
 from coldframe.host.descriptors import close_all
 from coldframe.host.outcome import Undertaking
 from coldframe.host.spawner import (
@@ -56,6 +57,10 @@ class NativeOutput:
         if not self._borrowed:
             close_all(fds)
         self._inline = [b"", b""]
+
+    def abandon(self) -> None:
+        """See `forks.Owner`."""
+        self.close()
 
     async def read(
         self, index: int, cursor: int, max_bytes: int, *, wait: bool
@@ -174,7 +179,7 @@ class NativeOutput:
 
     async def _find(self) -> None:
         ended = self._execution.ended
-        if ended.done() and not _may_grow(ended.result()):
+        if ended.done() and not ended.result().spooled:
             self._adopt(ended.result())
             return
         try:
@@ -190,6 +195,7 @@ class NativeOutput:
             return
         self._opened = True
         self._fds = [spools.stdout_fd, spools.stderr_fd]
+        forks.own(self)
         self._spool_bytes = spools.progress.spool_bytes
         self._note(spools.progress)
 
@@ -245,11 +251,6 @@ class NativeOutput:
         stop = min(total, self._spool_bytes // 2, window_bytes)
         head = read_spool(self._fds[index], self._spool_bytes, 0, stop)
         return Output.model_construct(total_bytes=total, sha256="", head=head, tail=b"")
-
-
-def _may_grow(end: ExecEnd) -> bool:
-    """Whether a stream came as a spool: what still runs may be writing to it."""
-    return end.stdout.spool_fd is not None or end.stderr.spool_fd is not None
 
 
 def _head_alone(stream: StreamEnd, fd: int, spool_bytes: int, window_bytes: int) -> Output:
