@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import time
@@ -56,6 +57,18 @@ async def test_store_that_forgets_a_revocation_is_found_out(tmp_path: Path) -> N
 
     with pytest.raises(CheckFailedError, match="to another"):
         await run_self_check(lambda: Forgetful(f"fake:{tmp_path}"))
+
+
+async def test_store_that_waits_and_says_it_does_not_is_found_out(tmp_path: Path) -> None:
+    """A service would let nobody in by the short way of commands."""
+
+    class Waiting(FakeStore):
+        async def find_key(self, key_id: str) -> KeyRecord | None:
+            await asyncio.sleep(0)
+            return await super().find_key(key_id)
+
+    with pytest.raises(CheckFailedError, match="no call waits"):
+        await run_self_check(lambda: Waiting(f"fake:{tmp_path}"))
 
 
 async def test_redis_that_is_gone_or_hangs_is_said_within_seconds(

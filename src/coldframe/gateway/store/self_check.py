@@ -44,6 +44,17 @@ async def key_comes_back_as_it_was_kept(open_one: OpenStore) -> None:
     _equal(await store.find_key("back "), None, "a key that is not there")
 
 
+async def it_waits_only_if_it_says_so(open_one: OpenStore) -> None:
+    store = open_one()
+    for question in () if store.waits else (store.find_key("none"), store.keyless()):
+        try:
+            question.send(None)
+        except StopIteration:
+            continue
+        question.close()
+        raise CheckFailedError("it says that no call waits, and one does")
+
+
 async def id_is_taken_once(open_one: OpenStore) -> None:
     store, first = open_one(), _key("once")
     await store.add_key(first)
@@ -129,6 +140,7 @@ async def closing_twice_is_fine_and_loses_nothing(open_one: OpenStore) -> None:
 
 CHECKS: tuple[Check, ...] = (
     key_comes_back_as_it_was_kept,
+    it_waits_only_if_it_says_so,
     id_is_taken_once,
     one_of_many_that_take_an_id_at_once_gets_it,
     revoking_holds_at_once_for_everybody,
