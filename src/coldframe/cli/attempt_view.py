@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 from coldframe.cli import render
 from coldframe.cli.progress import outcome
+from coldframe.protocol import strict_json
 from coldframe.trajectories.base import OutputRef
 from coldframe.trajectories.files import ChangedFiles
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
@@ -88,15 +91,35 @@ def _verification(name: str, graded: Verification, blobs: BlobStore, full: bool)
 
 
 def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
-    lines = [f"step {step.index}  {step.source}  model {render.seconds(step.model_s)} s"]
+    took = f"  {render.seconds(step.model_s)} s" if step.source == "model" else ""
+    lines = [f"step {step.index}  {step.source}{took}"]
+    lines += [f"  : {line}" for line in _some(_said(step, blobs), full)]
     lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]
     for call in step.calls:
-        command = call.request.get("command") or call.request.get("argv")
-        lines.append(f"  $ {command}")
+        first, *more = _command(call).split("\n")
+        lines += [f"  $ {first}", *(f"  > {line}" for line in more)]
         lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s{_files(call.files)}")
         for output in (call.stdout, call.stderr):
             lines += _text(output, blobs, full)
     return lines
+
+
+def _said(step: Step, blobs: BlobStore) -> list[str]:
+    """What the model said beside its calls; nothing where its answer cannot be read."""
+    if step.action is None or step.source == "solution":
+        return []
+    try:
+        answer = strict_json.parse(blobs.get(step.action))
+        of_atif = step.source == "atif"
+        said = answer["message"] if of_atif else answer["choices"][0]["message"]["content"]
+    except (StoreError, ValueError, LookupError, TypeError):
+        return []
+    return said.strip().splitlines() if isinstance(said, str) else []
+
+
+def _command(call: Call) -> str:
+    argv = call.request.get("argv")
+    return shlex.join(argv) if argv else str(call.request.get("command"))
 
 
 def _files(files: ChangedFiles | None) -> str:
@@ -121,5 +144,8 @@ def _text(output: OutputRef | None, blobs: BlobStore, full: bool) -> list[str]:
         lines = blobs.get(output.stored).decode("utf-8", "replace").splitlines()
     except StoreError as error:
         return [f"    ! {error}"]
-    shown = lines if full or len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]
-    return [f"    | {line}" for line in shown]
+    return [f"    | {line}" for line in _some(lines, full)]
+
+
+def _some(lines: list[str], full: bool) -> list[str]:
+    return lines if full or len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]

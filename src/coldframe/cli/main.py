@@ -41,9 +41,12 @@ ROOMS: dict[str, Room] = {
     ),
     "run": Room("coldframe.cli.run:run", "Run one command in a fresh sandbox of an image."),
     "serve": Room("coldframe.cli.serve:serve", "Serve this machine's node to clients."),
-    "node": Room("coldframe.cli.node:app", "See and stop the machine's node."),
+    "node": Room("coldframe.cli.node:app", "See, stop and upgrade the machine's node."),
     "key": Room("coldframe.cli.key:app", "Make, list and revoke keys of the service."),
-    "sandbox": Room("coldframe.cli.sandbox:app", "Make, use and delete sandboxes of a service."),
+    "sandbox": Room(
+        "coldframe.cli.sandbox:app",
+        "Make, use and delete sandboxes, of the machine's node or a service.",
+    ),
     "events": Room("coldframe.cli.events:events", "Print what becomes of sandboxes."),
     "image": Room("coldframe.cli.image:app", "Make, import, list and remove images."),
     "task": Room("coldframe.cli.task:app", "Write tasks, and check that they are honest."),
@@ -139,6 +142,18 @@ def _take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:
     return len(head) != end, head + list(arguments[end:])
 
 
+def _where_to_read(error: BaseException) -> str:
+    """Name the help of the command that was used wrongly."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return "see --help"
+    path = context.command_path
+    takes_command = any("-- CMD" in (one.metavar or "") for one in context.command.params)
+    if takes_command and hasattr(error, "option_name"):
+        return f"options of CMD stand after --; see {path} --help"
+    return f"see {path} --help"
+
+
 def explain(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the one sentence that an exception deserves."""
     if isinstance(error, KeyboardInterrupt):
@@ -150,7 +165,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         return code, told(str(error))
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        return EXIT_CALLER, f"{render.sentence(usage()).rstrip('.')} (see --help)"
+        return EXIT_CALLER, f"{render.sentence(usage()).rstrip('.')} ({_where_to_read(error)})"
     problems = getattr(error, "errors", None)
     if callable(problems) and isinstance(error, ValueError):
         return EXIT_CALLER, "; ".join(

@@ -37,7 +37,8 @@ app = group()
 @app.command("run")
 def run(
     tasks: Annotated[
-        list[Path], typer.Argument(metavar="TASKS...", help="Task directories, or of tasks.")
+        list[Path],
+        typer.Argument(metavar="TASKS...", help="Task directories, or directories of them."),
     ],
     harness: Annotated[
         str, typer.Option(help=f"{', '.join(harness_names())}, or package.module:Class.")

@@ -40,7 +40,8 @@ def splits() -> None:
 @app.command("make")
 def make(
     tasks: Annotated[
-        list[Path], typer.Argument(metavar="TASK...", help="Task directories, or of tasks.")
+        list[Path],
+        typer.Argument(metavar="TASK...", help="Task directories, or directories of them."),
     ],
     by: Annotated[
         str,

@@ -54,7 +54,8 @@ def init(
 @app.command("check")
 def check(
     tasks: Annotated[
-        list[Path], typer.Argument(metavar="TASK...", help="Task directories, or of tasks.")
+        list[Path],
+        typer.Argument(metavar="TASK...", help="Task directories, or directories of them."),
     ],
     times: Annotated[int, typer.Option(help="Runs of each solution.")] = 2,
     concurrency: Annotated[int, typer.Option(help="Attempts at a time.")] = 2,

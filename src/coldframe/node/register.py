@@ -96,7 +96,10 @@ class Register:
             NameInUseError: it does.
         """
         if name is not None and name in self._names:
-            raise NameInUseError(f"the name {name!r} belongs to a live sandbox")
+            raise NameInUseError(
+                f"the name {name!r} belongs to a sandbox that is not deleted yet; take another "
+                "name, or delete that one by it"
+            )
 
     # --- counting ---------------------------------------------------------------------
 

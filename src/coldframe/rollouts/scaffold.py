@@ -77,7 +77,7 @@ TEST = """\
 passed=1
 
 expect() {{
-    got=$(printf "$1" | timeout 5 /usr/local/bin/total {option})
+    got=$(printf "$1" | timeout 5 /usr/local/bin/total{option})
     if [ "$got" != "$2" ]; then
         echo "input '$1': got '$got' instead of '$2'"
         passed=0
@@ -204,7 +204,7 @@ def _files(name: str, image: str | None, multi_step: bool) -> dict[str, str]:
         "steps/total/tests/test.sh": first,
         "steps/total/solution/solve.sh": SOLUTION,
         "steps/mean/instruction.md": SECOND_INSTRUCTION,
-        "steps/mean/tests/test.sh": TEST.format(option="--mean", cases=SECOND_CASES),
+        "steps/mean/tests/test.sh": TEST.format(option=" --mean", cases=SECOND_CASES),
         "steps/mean/solution/solve.sh": SECOND_SOLUTION,
         "wrong/stops-at-blank-lines/total/solve.sh": WRONG_BLANK,
         "wrong/counts-blank-lines/mean/solve.sh": WRONG_MEAN,

@@ -74,6 +74,8 @@ def test_rollout_run_with_react_solves_two_shipped_tasks(tmp_path: Path) -> None
     steps = coldframe("rollout", "show", tmp_path / "out", "--attempt", "switch-to-grams.0.0")
     assert "step 2  model" in steps.stdout
     assert "files: +0 ~0 -0" in steps.stdout
+    assert "\n  > " in steps.stdout  # a command of several lines
+    assert "\n  : " in steps.stdout  # what the model said beside its calls
     assert "reward = 1" in steps.stdout
 
 

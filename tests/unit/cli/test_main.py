@@ -127,6 +127,22 @@ def test_explain_gives_each_failure_its_exit_code(
     assert text in said
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "image", "ls", "-l"], "options of CMD stand after --; see coldframe run --help"),
+        (["run"], "(see coldframe run --help)"),
+        (["sandbox", "ls", "box"], "(see coldframe sandbox ls --help)"),
+    ],
+)
+def test_wrong_use_names_the_help_of_that_command(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The help of the whole program does not tell what was done wrong."""
+    assert entry.main(words) == entry.EXIT_CALLER
+    assert said in capsys.readouterr().err
+
+
 def test_unexpected_error_shows_its_traceback_with_debug_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
