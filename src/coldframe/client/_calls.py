@@ -32,17 +32,22 @@ async def call(
     With `replay` the request may be sent again when its connection was lost; without it only if
     it was never sent. `known`: the service has answered before.
     """
-    for tried in itertools.count():
+    lost = 0
+    for failed in itertools.count():
         try:
             answer = await http.request(method, target, body, headers, within_s=within_s)
         except ServiceUnreachableError as error:
             sent = error.execution is not Execution.NOT_EXECUTED
-            given_up = tried >= len(_PAUSES_S) and not (
-                known and _may_come_back(error) and http.refused_s < _RESTART_S
-            )
+            if _may_come_back(error):
+                away = known and http.refused_s < _RESTART_S
+                given_up = not away and failed >= len(_PAUSES_S)
+            else:
+                # Apart: who has waited for a restart may yet meet the next one.
+                lost += 1
+                given_up = lost > len(_PAUSES_S)
             if given_up or (sent and not replay):
                 raise
-            await asyncio.sleep(_PAUSES_S[min(tried, len(_PAUSES_S) - 1)])
+            await asyncio.sleep(_PAUSES_S[min(failed, len(_PAUSES_S) - 1)])
             continue
         if answer.status >= 400:
             raise wire.read_error(answer.body, answer.status)

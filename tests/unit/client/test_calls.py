@@ -75,6 +75,33 @@ async def test_service_that_came_back_is_waited_for_again(
     assert away.refused_s == 0
 
 
+class RestartedTwice(Http):
+    """Nobody listens; then who does is killed with the request in hand; then it is answered."""
+
+    failures = 8
+
+    async def request(self, *asked: Any, **options: Any) -> Answer:
+        self.failures -= 1
+        if self.failures > 0:
+            return await super().request(*asked, **options)
+        if self.failures == 0:
+            raise self._lost(ConnectionResetError("reset by peer"))
+        return Answer(200, {}, (), b"back")
+
+
+async def test_request_that_meets_two_restarts_is_answered(
+    held: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tries that the first one took are not those that are left for the second."""
+    monkeypatch.setattr(_calls, "_PAUSES_S", (0.01,) * 5)
+    http = RestartedTwice(Address(*held.getsockname()), ())
+
+    answer = await call(http, "GET", "/", known=True)
+
+    assert answer.body == b"back"
+    http.close()
+
+
 @pytest.mark.root
 async def test_socket_that_may_not_be_connected_to_says_who_may(tmp_path: Path) -> None:
     """To start another service is of no use to who may not ask the one that is there."""
