@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from coldframe.cli import render
 from coldframe.cli.progress import outcome
@@ -96,7 +98,7 @@ def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
     lines += [f"  : {line}" for line in _some(_said(step, blobs), full)]
     lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]
     for call in step.calls:
-        first, *more = _command(call).split("\n")
+        first, *more = command_line(call.request).split("\n")
         lines += [f"  $ {first}", *(f"  > {line}" for line in more)]
         lines.append(f"    {_ending(call)}  {call.exec_s:.3f} s{_files(call.files)}")
         for output in (call.stdout, call.stderr):
@@ -117,9 +119,10 @@ def _said(step: Step, blobs: BlobStore) -> list[str]:
     return said.strip().splitlines() if isinstance(said, str) else []
 
 
-def _command(call: Call) -> str:
-    argv = call.request.get("argv")
-    return shlex.join(argv) if argv else str(call.request.get("command"))
+def command_line(request: Mapping[str, Any]) -> str:
+    """Return a recorded command as one would type it; arguments that are no text by base64."""
+    argv = request.get("argv")
+    return shlex.join(map(str, argv)) if argv else str(request.get("command"))
 
 
 def _files(files: ChangedFiles | None) -> str:

@@ -28,7 +28,7 @@ _UNITS = {
     "B": 1,
 }
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def version() -> str:
@@ -51,7 +51,10 @@ def block(text: str) -> str:
 
 
 def safe(text: str) -> str:
-    """Replace control characters, so that hostile text cannot drive the terminal."""
+    """Replace control characters and halves of characters: hostile text cannot drive the terminal.
+
+    Halves cannot be printed at all; a model's JSON may hold them.
+    """
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldframe.cli import render
+from coldframe.cli.attempt_view import command_line
 from coldframe.protocol.errors import InvalidRequestError
 
 
@@ -75,3 +76,16 @@ def test_block_keeps_lines_and_no_control_character() -> None:
     assert (
         render.block("it failed:\none\x1b[2J\n\ttwo") == "it failed:\n  one\ufffd[2J\n          two"
     )
+
+
+def test_safe_text_can_be_printed_whatever_a_model_wrote() -> None:
+    """Half a character in one answer must not cost the view of a whole attempt."""
+    assert render.safe("a\ud83db\x1b").encode() == "a\ufffdb\ufffd".encode()
+
+
+def test_recorded_command_is_shown_as_typed_also_if_it_is_no_text() -> None:
+    """A harness may pass any bytes."""
+    recorded = {"argv": ["echo", "a b", {"base64": "/w=="}], "command": None}
+    assert command_line(recorded).startswith("echo 'a b' ")
+    assert "/w==" in command_line(recorded)
+    assert command_line({"argv": None, "command": "ls | wc"}) == "ls | wc"
