@@ -93,7 +93,7 @@ def _verification(name: str, graded: Verification, blobs: BlobStore, full: bool)
 
 
 def _step(step: Step, blobs: BlobStore, full: bool) -> list[str]:
-    took = f"  {render.seconds(step.model_s)} s" if step.source == "model" else ""
+    took = "" if step.source == "solution" else f"  {render.seconds(step.model_s)} s"
     lines = [f"step {step.index}  {step.source}{took}"]
     lines += [f"  : {line}" for line in _some(_said(step, blobs), full)]
     lines += [f"  parse failure {one.code}: {one.message}" for one in step.parse_failures]

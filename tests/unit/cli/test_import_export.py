@@ -41,7 +41,7 @@ def test_job_is_imported_shown_and_exported(
     assert "imported from harbor: there is no summary" in shown
     assert "run it again" not in shown
     assert main(["rollout", "show", run, "--attempt", "demo-one.0.0"]) == 0
-    assert "step 0  atif  model - s" in capsys.readouterr().out
+    assert "step 0  atif  - s\n  : a\n" in capsys.readouterr().out
 
     assert main(["export", "atif", run, "--out", str(tmp_path / "atif"), "--json"]) == 0
     (path,) = json.loads(capsys.readouterr().out)["written"]
