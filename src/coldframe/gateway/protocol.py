@@ -115,6 +115,7 @@ class _Bounded(HttpToolsProtocol):
     """One that is whole."""
     _in_head = True
     _head_size = 0
+    """How much came since the last of a body: of a head, of trailers, of what frames chunks."""
     _late: asyncio.TimerHandle | None = None
     _pid: int | None = None
     _refused = False
@@ -149,18 +150,15 @@ class _Bounded(HttpToolsProtocol):
             super().eof_received()
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes before the end of a head."""
+        """Count what is no body."""
         if self._refused:
             return
-        if self._in_head:
-            self._head_size += len(data)
+        self._head_size += len(data)
         super().data_received(data)
         self._hand_on()
-        if not self._in_head or self._head_size == 0:
-            return
         if self._head_size > self.most_bytes:
-            self._refuse()
-        elif self._late is None:  # most heads are there at once
+            self._refuse(say=self._in_head or not self.cycle.response_started)
+        elif self._in_head and self._head_size and self._late is None:  # most are there at once
             self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -171,8 +169,9 @@ class _Bounded(HttpToolsProtocol):
         self._forget_clock()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self.most_bytes:
-            self._refuse()
+            self._refuse(say=True)
             return
+        self.headers = self.headers.copy()  # those of the scope are no place for trailers
         self._taker = self._find_taker()
         if self._taker is None:
             super().on_headers_complete()
@@ -207,6 +206,7 @@ class _Bounded(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Leave out what came with a head that was refused."""
+        self._head_size = 0
         if self._taker is not None:
             self._body += body
         elif not self._refused:
@@ -215,6 +215,7 @@ class _Bounded(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The next head may come; its time begins with its first byte."""
         self._in_head = True
+        self._head_size = 0
         if self._taker is not None:
             path, _, query = self.url.partition(b"?")
             about = {"method": "POST", "path": path.decode("ascii"), "query_string": query}
@@ -248,10 +249,12 @@ class _Bounded(HttpToolsProtocol):
         cast(Joined, self.transport).flush()
         super().on_response_complete()
 
-    def _refuse(self) -> None:
+    def _refuse(self, *, say: bool) -> None:
+        """Read nothing more. `say` so: else it has its answer, or part of it."""
         self._refused = True
         self._note(431)
-        self.transport.write(_TOO_LARGE)
+        if say:
+            self.transport.write(_TOO_LARGE)
         self.transport.close()
 
     def _await_head(self) -> None:

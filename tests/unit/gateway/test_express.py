@@ -380,6 +380,43 @@ async def test_body_that_is_larger_than_allowed_is_refused(tmp_path: Path) -> No
         assert (answer.status, answer.json()["code"]) == (413, "too_large")
 
 
+def in_chunks(caller: Connection, trailers: bytes) -> bytes:
+    """A request that is whole but for the end of its trailers."""
+    head, _ = caller.request(b"")
+    chunked = head.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    return chunked + b'13\r\n{"command": "true"}\r\n0\r\n' + trailers
+
+
+async def test_trailers_are_no_headers(service: Served) -> None:
+    """A proxy before us may have looked at the headers alone."""
+    behalf = b'Coldframe-On-Behalf: {"owner":"ada","scopes":["admin"],"name":"x"}\r\n'
+    for cut in (None, -1):
+        async with service.connection() as caller:
+            sent = in_chunks(caller, behalf + b"\r\n")
+            caller.writer.write(sent[:cut])
+            await asyncio.sleep(0.05)
+            caller.writer.write(sent[len(sent) if cut is None else cut :])
+            assert (await caller.answer()).status == 200
+    assert [line["owner"] for line in service.noted()] == [None, None]
+
+
+@pytest.mark.parametrize("lines", [b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000])
+async def test_trailers_are_bounded_as_heads_are(service: Served, lines: bytes) -> None:
+    """Also after the answer, and by whoever has no key: they would be kept in memory."""
+    for path in ("", "/healthz"):
+        async with service.connection() as caller, asyncio.timeout(20):
+            sent = in_chunks(caller, b"x: ")
+            first, _, rest = sent.partition(b"\r\n")
+            caller.writer.write((b"POST %b HTTP/1.1" % path.encode() if path else first) + b"\r\n")
+            caller.writer.write(rest)
+            with pytest.raises(ConnectionError):
+                while True:
+                    caller.writer.write(lines)
+                    await caller.writer.drain()
+        refused = [line for line in service.noted() if line["status"] == 431]
+        assert len(refused) == 1
+
+
 class Broken(Node):
     """A node with a fault."""
 
