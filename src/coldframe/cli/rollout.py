@@ -17,7 +17,7 @@ from coldframe.cli import render
 from coldframe.cli.attempt_view import attempt_text
 from coldframe.cli.groups import group
 from coldframe.cli.progress import BatchProgress
-from coldframe.cli.run_view import ATTEMPTS, brief, row, summary_table, without_summary
+from coldframe.cli.run_view import ATTEMPTS, brief, refusals, row, summary_table, without_summary
 from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.learning.captured import shaping
@@ -292,6 +292,6 @@ def show(
     if summary is None:
         print(f"\n{without_summary(config)}")
     else:
-        print(f"\n{summary_table(summary)}")
+        print("", *refusals(summary), summary_table(summary), sep="\n")
     refused_all = summary is not None and not rows and bool(summary["refused"])
     return 1 if refused_all else 0

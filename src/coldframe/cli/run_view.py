@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from coldframe.cli import render
@@ -14,7 +13,10 @@ ATTEMPTS = ("ATTEMPT", "OUTCOME", "STEPS", "TOKENS", "CREATE", "MODEL", "EXEC", 
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """Return a run's summary as a table, one line per task."""
+    """Return a run's summary: a table with a line per task, and what holds for all of them.
+
+    Of what was refused only the count: the reasons are told as they come; see `refusals`.
+    """
     rows = [
         [
             key,
@@ -27,14 +29,13 @@ def summary_table(summary: dict[str, Any]) -> str:
         ]
         for key, task in summary["tasks"].items()
     ]
-    rows += [[Path(key).name, "-", "-", "-", "-", "refused", "-"] for key in summary["refused"]]
     totals = summary["totals"]
     header = ["TASK", "PASSED", "MEAN", "MISSING", "PASS@K", "FAILURES", "T_RUN"]
-    lines = [render.table(header, rows), ""]
-    lines += [f"refused: {render.sentence(why)}" for why in summary["refused"].values()]
+    lines = [render.table(header, rows), ""] if rows else []
     lines.append(
         f"{totals['passes']} passes in {totals['verdicts']} verdicts, {totals['missing']} missing, "
         f"{totals['attempts']} attempts, {totals['failed_attempts']} failed"
+        + (f"; {len(summary['refused'])} tasks refused" if summary["refused"] else "")
     )
     lines += [f"{key}: {note}" for key, task in summary["tasks"].items() for note in _notes(task)]
     if not totals["attempts"]:
@@ -46,6 +47,11 @@ def summary_table(summary: dict[str, Any]) -> str:
     parts = " + ".join(f"{name[:-2]} {render.seconds(times[name])}" for name in names)
     lines.append(f"T_run {render.seconds(times['run_s'])} s = {parts}")
     return "\n".join(lines)
+
+
+def refusals(summary: dict[str, Any]) -> list[str]:
+    """Return a line for every task that was refused."""
+    return [f"refused: {render.sentence(why)}" for why in summary["refused"].values()]
 
 
 def without_summary(config: dict[str, Any]) -> str:

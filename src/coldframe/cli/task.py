@@ -126,7 +126,8 @@ def _print(checked: list[Checked], loaded: Loaded, schemas: list[str]) -> None:
         for name, found in one.report()["contenders"].items():
             wanted = "passes" if found["should_pass"] else "fails"
             rows.append([one.task.key, name, wanted, f"{found['as_expected']}/{found['runs']}"])
-    print(render.table(["TASK", "SOLUTION", "OUGHT TO", "DID"], rows))
+    if rows:
+        print(render.table(["TASK", "SOLUTION", "OUGHT TO", "DID"], rows))
     problems = [f"{one.task.key}: {problem}" for one in checked for problem in one.problems]
     problems += [f"refused: {why}" for why in loaded.refused.values()]
     problems += schemas

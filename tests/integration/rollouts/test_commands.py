@@ -220,9 +220,10 @@ def test_rollout_run_exit_code_says_whether_all_ended_in_a_verdict(tmp_path: Pat
 
     assert (verdicts.returncode, failed.returncode, partly.returncode) == (0, 1, 1)
     assert "verifier failure reward_missing" in failed.stderr
-    assert "[environment] gpus = 1 is not honoured yet" in partly.stderr
+    said = partly.stderr + partly.stdout
+    assert said.count("[environment] gpus = 1 is not honoured yet") == 1, "one cause, one line"
     assert "good" in partly.stdout
-    assert "refused" in partly.stdout
+    assert "1 attempts, 0 failed; 1 tasks refused" in partly.stdout
     assert "\x1b[" not in partly.stdout + partly.stderr
 
 
@@ -330,7 +331,18 @@ def test_show_of_a_run_whose_tasks_were_all_refused_says_so_and_fails(tmp_path: 
 
     assert shown.returncode == 1
     assert shown.stdout.startswith("no attempt has a result")
-    assert "gpus" in shown.stdout
+    assert shown.stdout.count("gpus") == 1
+    assert "PASSED" not in shown.stdout, "a table without a line"
+
+
+def test_check_of_refused_tasks_alone_has_no_table(tmp_path: Path) -> None:
+    """A header over nothing looks like output that was lost."""
+    task = write_task(tmp_path, "refused", toml=BASE + "gpus = 1\n")
+    checked = coldframe("task", "check", task)
+
+    assert checked.returncode == 1
+    assert checked.stdout.startswith("problem: refused: ")
+    assert checked.stdout.endswith("\n0 of 1 tasks are honest\n")
 
 
 def test_run_whose_image_fails_tells_its_cause_once_and_counts_nothing(tmp_path: Path) -> None:
