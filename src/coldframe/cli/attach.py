@@ -116,7 +116,7 @@ def exit_code(result: ExecResult) -> int:
         print("coldframe: the command ran out of memory (--memory)", file=sys.stderr)
     elif result.reason not in {"exit", "signal"}:
         print(f"coldframe: the command was cut short: {result.reason}", file=sys.stderr)
-        return 1
+        return EXIT_NOT_RUN
     return result.returncode
 
 

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from coldframe.cli import render
 from coldframe.cli.variables import misspelt
-from coldframe.protocol.errors import ColdframeError, ImageError, Side
+from coldframe.protocol.errors import (
+    ColdframeError,
+    ImageError,
+    NotExecutedError,
+    PathNotFoundError,
+    Side,
+)
 
 if TYPE_CHECKING:
     import typer
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_CALLER = 2
 EXIT_INTERRUPTED = 130
+
+_TYPED_WRONGLY = (NotExecutedError, PathNotFoundError)
+"""What an agent does in its sandbox is its own fault; here somebody has typed what is not there."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED, "interrupted"
     if isinstance(error, ColdframeError):
-        code = EXIT_CALLER if error.side is Side.CALLER else EXIT_FAILED
+        mistake = error.side is Side.CALLER or isinstance(error, _TYPED_WRONGLY)
+        code = EXIT_CALLER if mistake else EXIT_FAILED
         # What a build step printed is read by lines.
         told = render.block if isinstance(error, ImageError) else render.sentence
         return code, told(str(error))
@@ -199,8 +209,8 @@ def _open_standard_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0 success, 1 a failure, 2 the caller's own mistake, 130 interrupted; `run` passes the
-    command's own exit code through.
+    0 success, 1 a failure, 2 the caller's own mistake, 130 interrupted. What runs a command in a
+    sandbox passes the command's own exit code through; see `attach.failed`.
     """
     _open_standard_streams()
     for warning in misspelt():

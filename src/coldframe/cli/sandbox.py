@@ -187,7 +187,8 @@ def logs(
 ) -> int:
     """Print the output of a command that runs or ran in a sandbox, from its first byte on.
 
-    Without ID: the ids of commands that have processes. To end this ends nothing there.
+    Without ID: the ids of commands that have processes. To end this ends nothing there. Where
+    the exit code is the command's (--follow, --json) it is as of sandbox exec.
     """
 
     async def run(client: AsyncSandboxClient) -> ExecResult | None:
@@ -198,16 +199,22 @@ def logs(
             return None
         process = await box.attach(command)
         if as_json:
-            return await process.wait() if follow else await process.poll()
+            ended = await process.wait() if follow else await process.poll()
+            if ended is None:
+                raise SandboxStateError(f"command {command} has not ended: wait with --follow")
+            return ended
         if follow:
             return await attach.followed(process)
         await attach.print_so_far(process)
         return None
 
-    result = with_client(run)
-    if as_json:
-        if result is None:
-            raise SandboxStateError(f"command {command} has not ended: wait for it with --follow")
+    try:
+        result = with_client(run)
+    except ColdframeError as error:
+        if not (follow or as_json):
+            raise
+        return attach.failed(error)
+    if as_json and result is not None:
         attach.show(result)
     return 0 if result is None else attach.exit_code(result)
 

@@ -40,8 +40,34 @@ def test_exec_is_the_command_run_there(box: Sandbox) -> None:
     assert (missing.returncode, b"no-such-program" in missing.stderr) == (127, True)
     told = json.loads(run("exec", "--json", "box", "--", "sh", "-c", "echo x; exit 3").stdout)
     assert (told["exit_code"], told["stdout"]) == (3, "x\n")
-    nobody = run("exec", "no-such-box", "--", "true")
-    assert (nobody.returncode, b"no-such-box" in nobody.stderr) == (125, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (125, ("exec", "no-such", "--", "true")),
+        (125, ("session", "exec", "no-such", "id", "true")),
+        (125, ("logs", "--follow", "no-such", "id")),
+        (125, ("logs", "--json", "no-such", "id")),
+        (125, ("exec", "-w", "/no-such", "box", "--", "true")),
+        (127, ("exec", "box", "--", "no-such")),
+        (2, ("logs", "no-such", "id")),
+        (2, ("rm", "no-such")),
+        (2, ("session", "ls", "no-such")),
+        (2, ("session", "start", "no-such")),
+        (2, ("session", "start", "-w", "/no-such", "box")),
+        (2, ("session", "start", "--shell", "/no-such", "box")),
+        (2, ("cp", "box:/no-such", ".")),
+        (2, ("cp", "no-such", "box:/")),
+    ],
+)
+def test_what_is_not_there_has_one_exit_code(
+    box: Sandbox, code: int, words: tuple[str, ...]
+) -> None:
+    """2, but where the exit code is a command's: that of a test run may well be 2."""
+    ran = run(*words)
+    assert (ran.returncode, b"no-such" in ran.stderr) == (code, True), ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
@@ -55,7 +81,7 @@ def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
     assert so_far.returncode == 0
     assert operation_id in run("logs", "box").stdout.decode().split()
     early = run("logs", "--json", "box", operation_id)
-    assert (early.returncode, b"has not ended" in early.stderr) == (2, True)
+    assert (early.returncode, b"has not ended" in early.stderr) == (125, True)
 
     with subprocess.Popen(
         [*COMMAND, "logs", "-f", "box", operation_id],
