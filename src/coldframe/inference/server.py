@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 
 from coldframe.inference.app import ProxyApp
+from coldframe.inference.heads import BoundedHeads
 from coldframe.protocol.errors import CapabilityError
 
 _BACKLOG = 1024
@@ -43,7 +44,7 @@ async def serving(app: ProxyApp, host: str = "127.0.0.1", port: int = 0) -> Asyn
     listener.setblocking(False)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHeads,
         ws="none",
         lifespan="off",
         log_config=None,
