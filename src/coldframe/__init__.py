@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from coldframe.protocol.models import (
         Capabilities,
         Change,
+        ExecInfo,
         ExecResult,
         FileChange,
         FileChanges,
@@ -131,6 +132,7 @@ _HOMES = {
     "coldframe.protocol.models": (
         "Capabilities",
         "Change",
+        "ExecInfo",
         "ExecResult",
         "FileChange",
         "FileChanges",
@@ -183,6 +185,7 @@ __all__ = [
     "EgressEvent",
     "EgressEvents",
     "EgressKind",
+    "ExecInfo",
     "ExecOptions",
     "ExecResult",
     "Execution",

@@ -106,6 +106,11 @@ def day(unix: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
 
 
+def moment(unix: float) -> str:
+    """Return a moment as local date and time, with seconds."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+
+
 def listing(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
     """Print a table; if it has no rows, say on stderr that there is nothing."""
     print(table(header, rows))

@@ -27,7 +27,10 @@ from coldframe.protocol.errors import (
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandboxClient
-    from coldframe.protocol.models import ExecResult, SandboxInfo
+    from coldframe.protocol.models import ExecInfo, ExecResult, SandboxInfo
+
+_SHOWN_LINE = 60
+"""Characters of a command line in a table; --json has more."""
 
 app = group()
 app.command("cp")(cp)
@@ -182,21 +185,27 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Until it ends; then exit with its code.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print its result as one JSON object, once it ended.")
+        bool,
+        typer.Option("--json", help="Its result as one JSON object, once it ended; or the list."),
     ] = False,
 ) -> int:
     """Print the output of a command that runs or ran in a sandbox, from its first byte on.
 
-    Without ID: the ids of commands that have processes. To end this ends nothing there. Where
-    the exit code is the command's (--follow, --json) it is as of sandbox exec.
+    Without ID: list the newest 1,000 commands whose results are kept, oldest first. To end this
+    ends nothing there. Where the exit code is the command's (--follow, --json with ID) it is as
+    of sandbox exec.
     """
+
+    if command is None:
+        if follow:
+            raise InvalidRequestError(
+                f"--follow needs an ID; they are listed by coldframe sandbox logs {sandbox}"
+            )
+        _list_commands(sandbox, as_json=as_json)
+        return 0
 
     async def run(client: AsyncSandboxClient) -> ExecResult | None:
         box = await client.get_sandbox(sandbox)
-        if command is None:
-            for one in sorted({p.operation_id for p in await box.processes() if p.operation_id}):
-                print(one)
-            return None
         process = await box.attach(command)
         if as_json:
             ended = await process.wait() if follow else await process.poll()
@@ -217,6 +226,41 @@ def logs(
     if as_json and result is not None:
         attach.show(result)
     return 0 if result is None else attach.exit_code(result)
+
+
+def _list_commands(sandbox: str, *, as_json: bool) -> None:
+    async def find(client: AsyncSandboxClient) -> tuple[ExecInfo, ...]:
+        return await (await client.get_sandbox(sandbox)).commands()
+
+    found = with_client(find)
+    if as_json:
+        print(json.dumps([info.model_dump(mode="json") for info in found], indent=2))
+        return
+    rows = [
+        (
+            one.operation_id,
+            "-" if one.started_at is None else render.moment(one.started_at),
+            _progress(one),
+            render.sentence(one.command_line)[:_SHOWN_LINE],
+        )
+        for one in found
+    ]
+    render.listing(
+        ("ID", "STARTED", "STATE", "COMMAND"),
+        rows,
+        f"no commands; start one with: coldframe sandbox exec --detach {sandbox} -- CMD",
+    )
+
+
+def _progress(one: ExecInfo) -> str:
+    """Say whether it runs, or how it ended."""
+    if one.failure is not None:
+        return "failed"
+    if one.reason is None:
+        return "waiting" if one.started_at is None else "running"
+    if one.reason == "exit":
+        return f"exit {one.exit_code}"
+    return f"signal {one.signal}" if one.reason == "signal" else str(one.reason)
 
 
 @app.command("ls")

@@ -12,6 +12,7 @@ from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
     MOST_CHANGES,
     DiskExtension,
+    ExecInfo,
     ExecRequest,
     ExecResult,
     FileChanges,
@@ -72,6 +73,9 @@ class SandboxCore:
             encoded(since, "the mark")
         link = await self._client.link()
         return await link.changes(self.id, since, min(limit, MOST_CHANGES))
+
+    async def commands(self) -> tuple[ExecInfo, ...]:
+        return await (await self._client.link()).commands(self.id)
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         return await (await self._client.link()).processes(self.id)

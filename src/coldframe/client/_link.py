@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         DiskExtension,
         EventKind,
         EventPage,
+        ExecInfo,
         ExecRequest,
         ExecResult,
         FileChanges,
@@ -140,6 +141,8 @@ class NodeLink(Protocol):
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
 
     async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl: ...
+
+    async def commands(self, sandbox_id: str, /) -> tuple[ExecInfo, ...]: ...
 
     async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]: ...
 

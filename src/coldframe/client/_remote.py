@@ -34,6 +34,7 @@ from coldframe.protocol.models import (
     DiskExtension,
     EventKind,
     EventPage,
+    ExecInfo,
     FileChanges,
     Fingerprint,
     GuardReport,
@@ -269,6 +270,10 @@ class RemoteNode(RemoteExecs):
         if since is not None:
             query += f"&since={quote(since, errors='surrogateescape')}"
         return await self._get(FileChanges, f"{sandbox_path(sandbox_id)}/changes?{query}")
+
+    async def commands(self, sandbox_id: str, /) -> tuple[ExecInfo, ...]:
+        answer = await self._call("GET", f"{sandbox_path(sandbox_id)}/execs")
+        return wire.load_all(ExecInfo, answer.body)
 
     async def processes(self, sandbox_id: str, /) -> tuple[ProcessInfo, ...]:
         answer = await self._call("GET", f"{sandbox_path(sandbox_id)}/processes")

@@ -20,6 +20,7 @@ from coldframe.gateway.context import (
     documented,
     enter,
     json_answer,
+    json_list,
     service_of,
     unless_gone,
 )
@@ -28,7 +29,14 @@ from coldframe.gateway.large import result_answer
 from coldframe.gateway.models import ExecStarted, Reached, Signal, Totals
 from coldframe.gateway.tenants import Tenant
 from coldframe.protocol.following import READ_BYTES
-from coldframe.protocol.models import ExecRequest, ExecResult, OutputChunk, PtySize, Stream
+from coldframe.protocol.models import (
+    ExecInfo,
+    ExecRequest,
+    ExecResult,
+    OutputChunk,
+    PtySize,
+    Stream,
+)
 from coldframe.protocol.wire import chunk_headers
 
 router = APIRouter(prefix="/v1", tags=["execs"])
@@ -72,6 +80,14 @@ async def submit(
         return running(tenant, wanted.operation_id)
     service.meters.exec.add(time.perf_counter() - began)
     return result_answer(service, tenant, result, tenant.result(result))
+
+
+@router.get("/sandboxes/{sandbox_id}/execs", response_model=list[ExecInfo])
+async def list_(request: Request, sandbox_id: str) -> Response:
+    """List a sandbox's newest 1,000 commands whose results are kept, oldest first."""
+    tenant = enter(request, Scope.READ)
+    found = await tenant.node.commands(tenant.sandbox(sandbox_id))
+    return json_list(tenant.commands(found))
 
 
 async def _start(service: Service, tenant: Tenant, inner: str, wanted: ExecRequest) -> Response:

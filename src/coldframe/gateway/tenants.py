@@ -19,6 +19,7 @@ from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
     EventKind,
     EventPage,
+    ExecInfo,
     ExecRequest,
     ExecResult,
     OutputChunk,
@@ -169,6 +170,13 @@ class Tenant:
                 "request": request,
                 "leftovers": self.processes(result.leftovers),
             }
+        )
+
+    def commands(self, found: tuple[ExecInfo, ...]) -> tuple[ExecInfo, ...]:
+        """Return commands with the caller's own ids."""
+        return tuple(
+            one.model_copy(update={"operation_id": self.untagged(one.operation_id)})
+            for one in found
         )
 
     def session(self, info: SessionInfo) -> SessionInfo:

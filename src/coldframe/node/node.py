@@ -41,6 +41,7 @@ from coldframe.protocol.models import (
     DiskExtension,
     EventKind,
     EventPage,
+    ExecInfo,
     ExecRequest,
     ExecResult,
     FileChanges,
@@ -390,6 +391,11 @@ class Node:
             "a node in this process serves no URLs: use connect(), or a service "
             "(coldframe serve --listen 127.0.0.1:8080)"
         )
+
+    async def commands(self, id_or_name: str) -> tuple[ExecInfo, ...]:
+        """Return the newest 1,000 commands of a sandbox whose results are kept, oldest first."""
+        sandbox = self._find(id_or_name)
+        return tuple(one.info() for one in self._works.operations.of_sandbox(sandbox))
 
     async def processes(self, id_or_name: str) -> tuple[ProcessInfo, ...]:
         """Return all processes of a sandbox but its pid 1."""

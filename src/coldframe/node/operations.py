@@ -8,10 +8,12 @@ After that only its id is known, to be refused; of those the newest `expired_ids
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal as signals
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from coldframe.host.outcome import Outcome
@@ -30,6 +32,7 @@ from coldframe.protocol.errors import (
     OperationNotFoundError,
 )
 from coldframe.protocol.models import (
+    ExecInfo,
     ExecRequest,
     ExecResult,
     Reason,
@@ -40,6 +43,10 @@ from coldframe.runtimes.base import RunningExec
 
 _RECORD_BYTES = 2048
 """What a result weighs besides its output."""
+_LISTED = 1000
+"""Commands of a sandbox that are listed at most."""
+_LONGEST_LINE = 1000
+"""Characters of a command line that are listed."""
 
 
 @dataclass(eq=False)
@@ -109,6 +116,22 @@ class ExecOperation:
         """Whose it is."""
         return self.sandbox.owner
 
+    def info(self) -> ExecInfo:
+        """Return how far it has come."""
+        info = ExecInfo(
+            operation_id=self.id,
+            command_line=_command_line(self.request),
+            started_at=self.began_at or None,
+        )
+        if not self.ended.done():
+            return info
+        error = self.ended.exception()
+        if error is not None:
+            return info.model_copy(update={"failure": str(error) or "it was lost"})
+        result = self.ended.result()
+        names = ("started_at", "reason", "exit_code", "signal")
+        return info.model_copy(update={name: getattr(result, name) for name in names})
+
 
 Operation = CreateOperation | ExecOperation
 
@@ -174,6 +197,16 @@ class Operations:
         if not isinstance(operation, ExecOperation):
             raise OperationNotFoundError(f"no exec has the operation id {operation_id!r}")
         return operation
+
+    def of_sandbox(self, sandbox: Sandbox) -> list[ExecOperation]:
+        """Return the newest commands of a sandbox that are known, oldest first."""
+        self._prune()
+        found = (
+            one
+            for one in reversed(self._known.values())
+            if isinstance(one, ExecOperation) and one.sandbox is sandbox
+        )
+        return list(islice(found, _LISTED))[::-1]
 
     def add(self, operation: Operation) -> None:
         """Know an operation from now on."""
@@ -243,6 +276,19 @@ class Operations:
         if isinstance(operation, ExecOperation):
             self.on_expire(operation)
             self._legacy.drop_exec(operation.id)
+
+
+def _command_line(request: ExecRequest) -> str:
+    words = (request.command,) if request.argv is None else request.argv
+    assert words[0] is not None
+    texts = [_text(word) for word in words if word is not None]
+    line = shlex.join(texts) if request.argv is not None else texts[0]
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+
+
+def _text(word: str | bytes) -> str:
+    data = word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")
+    return data[: 4 * _LONGEST_LINE].decode("utf-8", "replace")
 
 
 def _may_run_again(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -23,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from coldframe import Sandbox, SandboxClient
+from coldframe.protocol.errors import ProgramNotFoundError
 from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import wait_until
 from tests.integration.cli.conftest import COMMAND, run
@@ -79,7 +81,6 @@ def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
     while (so_far := run("logs", "box", operation_id)).stdout != b"first\n":
         assert time.monotonic() < deadline, so_far
     assert so_far.returncode == 0
-    assert operation_id in run("logs", "box").stdout.decode().split()
     early = run("logs", "--json", "box", operation_id)
     assert (early.returncode, b"has not ended" in early.stderr) == (125, True)
 
@@ -97,6 +98,34 @@ def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
         assert following.wait(30) == 5
     assert run("logs", "box", operation_id).stdout == b"first\nlast\n"
     assert json.loads(run("logs", "--json", "box", operation_id).stdout)["exit_code"] == 5
+
+
+def test_logs_list_commands_with_what_they_are_and_how_they_ended(box: Sandbox) -> None:
+    """Two background commands must be told apart by more than an id."""
+    none = run("logs", "box")
+    assert (none.returncode, b"exec --detach box" in none.stderr) == (0, True)
+    server = box.start(["sh", "-c", "sleep 300; :"])
+    ended = box.exec("echo 'a\x1b[31m'\nexit 7")
+    box.start("kill -9 $$").wait()
+    with pytest.raises(ProgramNotFoundError):
+        box.exec(["no-such-program"])
+    listed = run("logs", "box")
+    header, *rows = listed.stdout.decode().splitlines()
+    assert header.split() == ["ID", "STARTED", "STATE", "COMMAND"]
+    assert [row.split("  ", 1)[0] for row in rows[:2]] == [server.operation_id, ended.operation_id]
+    assert [re.split("  +", row)[2:] for row in rows[:3]] == [
+        ["running", "sh -c 'sleep 300; :'"],
+        ["exit 7", "echo 'a\N{REPLACEMENT CHARACTER}[31m' exit 7"],
+        ["signal 9", "kill -9 $$"],
+    ]
+    assert rows[3].split()[-2:] == ["failed", "no-such-program"]
+    told = json.loads(run("logs", "--json", "box").stdout)
+    assert [one["exit_code"] for one in told] == [None, 7, None, None]
+    assert told[0]["operation_id"] == server.operation_id
+    assert "no-such-program" in told[3]["failure"]
+    assert abs(told[0]["started_at"] - ended.started_at) < 60
+    server.kill()
+    assert run("logs", "--follow", "box").returncode == 2
 
 
 def test_logs_that_are_interrupted_leave_the_command_alone(box: Sandbox) -> None:

@@ -18,6 +18,7 @@ from coldframe.protocol.models import (
     MIB,
     MOST_CHANGES,
     DiskExtension,
+    ExecInfo,
     ExecResult,
     FileChanges,
     Fingerprint,
@@ -262,6 +263,13 @@ class AsyncSandbox:
         return await self._runner.run(self._core.changes(since, limit))
 
     # --- processes, ports -------------------------------------------------------------
+
+    async def commands(self) -> tuple[ExecInfo, ...]:
+        """Commands that run, or ended and whose results are kept: the newest 1,000, oldest first.
+
+        Those of sessions and their shells, too. `attach` takes their ids.
+        """
+        return await self._runner.run(self._core.commands())
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         """All processes but pid 1, each with the operation that started it where known."""

@@ -19,6 +19,7 @@ from coldframe.protocol.models import (
     MIB,
     MOST_CHANGES,
     DiskExtension,
+    ExecInfo,
     ExecResult,
     FileChanges,
     Fingerprint,
@@ -261,6 +262,13 @@ class Sandbox:
         return self._portal.run(self._core.changes(since, limit))
 
     # --- processes, ports -------------------------------------------------------------
+
+    def commands(self) -> tuple[ExecInfo, ...]:
+        """Commands that run, or ended and whose results are kept: the newest 1,000, oldest first.
+
+        Those of sessions and their shells, too. `attach` takes their ids.
+        """
+        return self._portal.run(self._core.commands())
 
     def processes(self) -> tuple[ProcessInfo, ...]:
         """All processes but pid 1, each with the operation that started it where known."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from coldframe.protocol.models.base import GIB, MIB, Flag, Model, Number, Whole
 from coldframe.protocol.models.commands import (
     Argument,
+    ExecInfo,
     ExecRequest,
     ExecResult,
     Output,
@@ -60,6 +61,7 @@ __all__ = [
     "DiskExtension",
     "EventKind",
     "EventPage",
+    "ExecInfo",
     "ExecRequest",
     "ExecResult",
     "FileChange",

@@ -181,6 +181,25 @@ class ExecResult(Model):
         return self.exit_code if self.exit_code is not None else 128 + (self.signal or 9)
 
 
+class ExecInfo(Model):
+    """A command of a sandbox, as far as it has come."""
+
+    operation_id: str
+    command_line: str
+    """As one would type it, cut where it is long. Hostile text."""
+    started_at: float | None = None
+    """Unix seconds. None: it waits for its turn, or never ran.
+
+    Of a command that runs since before its node was replaced: when the new one took it over.
+    """
+    reason: Reason | None = None
+    """Why it ended. None: it has not, or never ran."""
+    exit_code: int | None = None
+    signal: int | None = None
+    failure: str | None = None
+    """Why it never ran, or was lost."""
+
+
 Stream = Literal["stdout", "stderr", "status"]
 """`status` is there only for an exec that was asked for with `status_pipe`."""
 
