@@ -34,6 +34,7 @@ PUBLIC = [
     "EgressEvent",
     "EgressEvents",
     "EgressKind",
+    "ExecInfo",
     "ExecOptions",
     "ExecResult",
     "Execution",
