@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from coldframe.host.syscalls import AT_EMPTY_PATH, ioctl
 
 ACCESS, MODIFY, CLOSE_WRITE, OPEN = 0x1, 0x2, 0x8, 0x20
-OPEN_EXEC, OPEN_PERM = 0x1000, 0x10000
+OPEN_EXEC, OPEN_PERM, OPEN_EXEC_PERM = 0x1000, 0x10000, 0x40000
 OVERFLOW = 0x4000
 
 _CLOEXEC, _NONBLOCK, _CLASS_CONTENT, _UNLIMITED = 0x1, 0x2, 0x4, 0x10 | 0x20
 _REPORT_FID = 0x200
-_MARK_ADD, _MARK_FLUSH, _MARK_FILESYSTEM = 0x1, 0x80, 0x100
+_MARK_ADD, _MARK_REMOVE, _MARK_FLUSH, _MARK_FILESYSTEM = 0x1, 0x2, 0x80, 0x100
 _FIONREAD = 0x541B
 _ALLOW, _DENY = 1, 2
 _EVENT = struct.Struct("=IBBHQii")
@@ -54,8 +54,8 @@ class Change:
 class Birth:
     """What tells one file from another, and when it was made."""
 
-    key: tuple[int, int]
-    """Device and inode number."""
+    key: tuple[int, int, int]
+    """Device and inode number, which a later file may have, and when it was made."""
     size: int
     made_ns: int
     """0: the file system does not know."""
@@ -78,6 +78,10 @@ class Listener:
     def watch(self, directory: int, mask: int) -> None:
         """Be told of every file of the file system that a directory is on. Raises OSError."""
         self._mark(_MARK_ADD, mask, directory)
+
+    def watch_less(self, directory: int, mask: int) -> None:
+        """Take back a part of `watch`. Raises OSError."""
+        self._mark(_MARK_REMOVE, mask, directory)
 
     def unwatch(self, directory: int) -> None:
         """Be told of nothing any more. `directory` is any one that is there. Raises OSError."""
@@ -192,7 +196,7 @@ def birth(fd: int) -> Birth:
         raise _fail()
     mask, inode, size, seconds, nanoseconds, major, minor = _STATX.unpack_from(buffer)
     made = seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else 0
-    return Birth((major << 32 | minor, inode), size, made)
+    return Birth((major << 32 | minor, inode, made), size, made)
 
 
 def _fail() -> OSError:

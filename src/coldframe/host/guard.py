@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldframe.host import fanotify, forks, syscalls
-from coldframe.host.fanotify import MODIFY, OPEN_PERM, Change, Event
+from coldframe.host.fanotify import MODIFY, OPEN_EXEC_PERM, OPEN_PERM, Change, Event
 from coldframe.host.guard_command import GuardedCommand
+from coldframe.host.guard_holds import Holds
 from coldframe.host.guard_writes import Writes
+from coldframe.host.process_facts import Facts, facts_of, parent_of, started_of
 from coldframe.host.provenance import Ledger, may_have_imported, path_of
 from coldframe.host.roottree import closing
 
@@ -32,11 +34,12 @@ MOST_CONTENT = (64 << 10) + 1
 MOST_REFUSALS = 100
 """That are told of outsiders, and as many of the command's own processes: whoever knocks without
 end must not hide what else was refused."""
+_ENDED = b"something that has ended"
 MOST_WAITING = 500_000
 """Events; the kernel holds about 200 bytes of each."""
-Watched = tuple[int, fanotify.Listener, fanotify.ChangeListener]
-"""A mount's descriptor, who holds back opens in it and in the rest of the sandbox, and who is told
-of changes in it."""
+Watched = tuple[int, fanotify.Listener, fanotify.ChangeListener, Holds]
+"""A mount's descriptor, who holds back opens in it and tells of those in the rest of the sandbox,
+who tells of changes in it, and what is held back in the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Guard:
             root: O_PATH descriptor of the sandbox's root; like what is watched, taken over.
             id_base, init_pid: first host id of the sandbox, and its pid 1 on the host.
         """
-        self.mount, self._listener, self._changes = watched
+        self.mount, self._listener, self._changes, self._holds = watched
         self.command, self._ledger, self._names = command, ledger, names
         self._root, self._id_base, self._init_pid = root, id_base, init_pid
         self.refused: list[Refused] = []
@@ -100,9 +103,8 @@ class Guard:
         self.lost = False
         """More was opened than could be judged."""
         self._writes = Writes()
-        self._judged: dict[int, int] = {}
-        """Processes that were found good when they opened a file here, and how many foreign
-        sources they had looked into; they may have ended."""
+        self._judged: dict[int, str] = {}
+        """Process that was found good when it opened a file here → when it started."""
         self._sealed = self._closed = False
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -155,6 +157,7 @@ class Guard:
             if fd >= 0:
                 os.close(fd)
         self.mount = self._root = self._wake = -1
+        self._holds.close()
 
     # --- judging ----------------------------------------------------------------------
 
@@ -181,29 +184,57 @@ class Guard:
 
     def _drain(self) -> None:
         device = os.fstat(self.mount).st_dev
+        ended = {pid: one for pid, one in self._judged.items() if started_of(pid) != one}
+        # First, so that all that led a process before it changed something is known then.
+        changes = list(self._changes.changes())
         for event in self._listener.events():
             if event.fd < 0:
                 self.lost |= bool(event.mask & fanotify.OVERFLOW)
-                continue
-            allow = False
-            try:
-                if os.fstat(event.fd).st_dev == device:
-                    allow = self._inside(event)
-                elif event.pid == os.getpid():
-                    self._ledger.note_own(event)
-                else:
-                    self._ledger.note(event)
-            except OSError:
-                pass  # it ended under our eyes; what cannot be judged is refused
-            finally:
-                if event.mask & OPEN_PERM:
-                    self._listener.answer(event, allow=allow)
-        # Only now, so that what led a process is known when it changes something.
-        for change in self._changes.changes():
+            else:
+                self._note_event(event, device)
+        for change in changes:
             if change.inode:
                 self._note_change(change)
             else:
                 self.lost = True
+        for pid, started in ended.items():
+            # All that it did is noted; whatever comes now is of another process with its pid.
+            if self._judged[pid] == started:
+                del self._judged[pid]
+                self._ledger.forget(pid)
+        self._hold_opens()
+
+    def _note_event(self, event: Event, device: int) -> None:
+        """Draw conclusions from what was opened, and answer if it is held back."""
+        inside = os.fstat(event.fd).st_dev == device
+        allow = not inside
+        try:
+            if inside:
+                allow = self._inside(event)
+            elif event.pid == os.getpid():
+                self._ledger.note_own(event)
+            else:
+                self._follow(event)
+        except OSError:
+            pass  # it ended under our eyes; what cannot be judged is refused
+        finally:
+            if event.mask & (OPEN_PERM | OPEN_EXEC_PERM):
+                self._listener.answer(event, allow=allow)
+
+    def _follow(self, event: Event) -> None:
+        """Know what a process has become that is remembered here, and what it was until then."""
+        ledger, pid = self._ledger, event.pid
+        if event.mask & OPEN_EXEC_PERM and pid in self._judged and pid in ledger.perhaps:
+            facts = ledger.facts.get(pid) or facts_of(pid)
+            led = _ENDED if facts is None else self._imported(pid, facts)
+            if led is not None:
+                ledger.led.setdefault(pid, led)
+        ledger.note(event)
+        self._hold_opens()
+
+    def _hold_opens(self) -> None:
+        if not self.lost:
+            self._holds.opens(bool(self._ledger.leaving))
 
     def _inside(self, event: Event) -> bool:
         """Return whether an open in the directory itself may go on."""
@@ -215,14 +246,18 @@ class Guard:
         if self._sealed or self.command.is_outsider(event.pid):
             self._refuse(event.pid, name, b"")
             return False
-        why = self._why(event.pid)
-        if why is None:
+        if not self.lost:
+            self._holds.executions()
+        facts = facts_of(event.pid)
+        why = self._why(event.pid, facts)
+        if why is None and facts is not None:
             self._writes.opened(os.fstat(event.fd).st_ino, name)
-            self._judged[event.pid] = len(self._ledger.perhaps.get(event.pid, ()))
+            self._judged[event.pid] = facts.started
+            self._ledger.keep(event.pid, facts)
             return True
         if name not in self._names:
             return True
-        self._refuse(event.pid, name, why)
+        self._refuse(event.pid, name, why or _ENDED)
         return False
 
     def _note_change(self, change: Change) -> None:
@@ -235,27 +270,36 @@ class Guard:
     def _spoils(self, pid: int) -> bool:
         """Whether what a process writes is not to be vouched for."""
         ledger = self._ledger
-        if self._judged.get(pid) == len(ledger.perhaps.get(pid, ())):
-            return pid in ledger.led or pid in ledger.read_by_shell
-        return self._why(pid) is not None
+        if pid not in self._judged or started_of(pid) not in {None, self._judged[pid]}:
+            return self._why(pid, facts_of(pid)) is not None
+        if pid in ledger.led or pid in ledger.read_by_shell:
+            return True
+        if pid not in ledger.perhaps:
+            return False
+        facts = ledger.facts.get(pid) or facts_of(pid)
+        return facts is None or self._imported(pid, facts) is not None
 
-    def _why(self, pid: int) -> bytes | None:
+    def _imported(self, pid: int, facts: Facts) -> bytes | None:
+        sources = self._ledger.perhaps.get(pid)
+        if sources is None:
+            return None
+        return may_have_imported(facts, sources, self._root, self._id_base)
+
+    def _why(self, pid: int, facts: Facts | None) -> bytes | None:
         """Return what foreign thing leads a process; None: nothing."""
         ledger = self._ledger
         led = ledger.led.get(pid) or ledger.read_by_shell.get(pid)
-        if led is None and pid in ledger.perhaps:
-            led = may_have_imported(pid, ledger.perhaps[pid], self._root, self._id_base)
-        if led is not None:
+        if led is None:
+            led = _ENDED if facts is None else self._imported(pid, facts)
+        if led is not None or facts is None:
             return led
+        if facts.program.startswith(("/memfd:", "/dev/shm/")):
+            return os.fsencode(facts.program)
         self.command.wait_until_admitted()
-        top = self.command.pid
+        top, seen = self.command.pid, 0
         try:
-            exe = os.readlink(b"/proc/%d/exe" % pid)  # noqa: PTH115 - bytes
-            if exe.startswith((b"/memfd:", b"/dev/shm/")):
-                return exe
-            seen = 0
             while pid != top and seen < 1000:
-                pid, seen = _parent(pid), seen + 1
+                pid, seen = parent_of(pid), seen + 1
                 if pid in {0, 1, self._init_pid}:
                     return b"something whose parent has ended"
                 # What it was given to do, and by what, came from a process like this.
@@ -265,7 +309,7 @@ class Guard:
                 if above is not None:
                     return above
         except OSError:
-            return b"something that has ended"
+            return _ENDED
         return None
 
     def _refuse(self, pid: int, name: bytes, cause: bytes) -> None:
@@ -298,8 +342,3 @@ class Guard:
                 vouched,
                 content,
             )
-
-
-def _parent(pid: int) -> int:
-    text = Path(f"/proc/{pid}/stat").read_bytes()
-    return int(text.rpartition(b")")[2].split()[1])

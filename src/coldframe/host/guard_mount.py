@@ -17,10 +17,12 @@ from coldframe.host import fanotify, syscalls
 from coldframe.host.fanotify import ACCESS, CLOSE_WRITE, MODIFY, OPEN, OPEN_EXEC, OPEN_PERM
 from coldframe.host.guard import Guard
 from coldframe.host.guard_command import GuardedCommand
+from coldframe.host.guard_holds import Holds
 from coldframe.host.provenance import Ledger
 from coldframe.host.roottree import closing
 
 _REALTIME_COARSE = 5
+_ELSEWHERE = ACCESS | OPEN | OPEN_EXEC | MODIFY | CLOSE_WRITE
 _NOSUID, _NODEV, _NOEXEC = 0x2, 0x4, 0x8
 
 
@@ -65,19 +67,22 @@ def begin(site: Site, target: int, wanted: Wanted) -> Guard:
     options = {"size": str(wanted.size_bytes), "mode": "0700", "uid": uid, "gid": gid}
     mount = syscalls.mount_detached("tmpfs", options, _NOSUID | _NODEV | _NOEXEC)
     listeners: list[fanotify.Listener] = []
+    places: list[int] = []
     try:
         listeners.append(listener := fanotify.Listener())
         listeners.append(changes := fanotify.ChangeListener(mount))
-        _watch(listener, mount, b".", OPEN_PERM)
-        _watch(changes, mount, b".", MODIFY | CLOSE_WRITE)
+        with closing(_open(mount, b".")) as top:
+            listener.watch(top, OPEN_PERM)
+            changes.watch(top, MODIFY | CLOSE_WRITE)
         for place in (b".", b"dev/shm", b"tmp"):
             with contextlib.suppress(FileNotFoundError):
-                _watch(listener, site.root, place, ACCESS | OPEN | OPEN_EXEC | MODIFY | CLOSE_WRITE)
+                places.append(_open(site.root, place))
+                listener.watch(places[-1], _ELSEWHERE)
         if fanotify.birth(site.root).made_ns == 0:
             raise OSError(0, "its file system does not know when files were made")
         command = GuardedCommand(wanted.others)
         guard = Guard(
-            *((mount, listener, changes), command),
+            *((mount, listener, changes, Holds(listener, places)), command),
             Ledger(site.ready_ns, _next_tick(), site.layers, wanted.trusted, command.is_outsider),
             wanted.names,
             root=os.dup(site.root),
@@ -85,7 +90,8 @@ def begin(site: Site, target: int, wanted: Wanted) -> Guard:
             init_pid=site.init_pid,
         )
     except BaseException:
-        os.close(mount)
+        for fd in (mount, *places):
+            os.close(fd)
         for one in listeners:
             one.close()
         raise
@@ -98,11 +104,10 @@ def begin(site: Site, target: int, wanted: Wanted) -> Guard:
     return guard
 
 
-def _watch(listener: fanotify.Listener, root: int, place: bytes, events: int) -> None:
+def _open(root: int, place: bytes) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
-    with closing(syscalls.openat2(root, place, flags, resolve=resolve)) as fd:
-        listener.watch(fd, events)
+    return syscalls.openat2(root, place, flags, resolve=resolve)
 
 
 def unmount(guard: Guard, mount_namespace: int) -> None:

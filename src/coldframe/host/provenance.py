@@ -24,10 +24,12 @@ from coldframe.host.fanotify import (
     MODIFY,
     OPEN,
     OPEN_EXEC,
+    OPEN_EXEC_PERM,
     Birth,
     Event,
     birth,
 )
+from coldframe.host.process_facts import Facts, facts_of
 from coldframe.host.roottree import closing
 
 _LOADED: dict[str, frozenset[bytes]] = {
@@ -107,12 +109,21 @@ class Ledger:
     """Process → a foreign file that it read while it was a shell, until it executes another."""
     perhaps: dict[int, set[bytes]] = field(default_factory=dict)
     """Process → Python sources that it opened: to import them, or to read them as text."""
-    _foreign: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    _seen: set[tuple[int, int]] = field(default_factory=set)
-    _same: dict[tuple[int, int], bool] = field(default_factory=dict)
+    facts: dict[int, Facts] = field(default_factory=dict)
+    """Process → what it is run as; of those that `keep` was called for."""
+    leaving: dict[int, Facts | None] = field(default_factory=dict)
+    """Process → what it was when it last began to execute something; not known anew since."""
+    _foreign: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    _seen: set[tuple[int, int, int]] = field(default_factory=set)
+    _same: dict[tuple[int, int, int], bool] = field(default_factory=dict)
 
     def note(self, event: Event) -> None:
         """Draw conclusions from one event on the sandbox's own file systems."""
+        if event.mask & OPEN_EXEC_PERM:
+            self._executes(event.pid)
+            return
+        if event.pid in self.leaving:
+            self.keep(event.pid, facts_of(event.pid))
         file = birth(event.fd)
         if event.mask & (ACCESS | OPEN | OPEN_EXEC):
             self._opened(event, file)
@@ -126,6 +137,28 @@ class Ledger:
         file = birth(event.fd)
         if file.made_ns >= self.since_ns:
             self._seen.add(file.key)
+
+    def keep(self, pid: int, facts: Facts | None) -> None:
+        """Remember what a process is run as, for when it has ended."""
+        if facts is None:
+            return
+        if pid in self.leaving:
+            before = self.leaving[pid]
+            if before is None or before.image == facts.image:
+                return  # it is what it is about to be no more
+            del self.leaving[pid]
+        self.facts[pid] = facts
+
+    def forget(self, pid: int) -> None:
+        """A process that `keep` was called for has ended, and did nothing that is not noted."""
+        self.facts.pop(pid, None)
+        self.leaving.pop(pid, None)
+
+    def _executes(self, pid: int) -> None:
+        """A process is held back before it becomes something else."""
+        if pid in self.facts or pid in self.leaving:
+            self.facts.pop(pid, None)
+            self.leaving[pid] = facts_of(pid)
 
     def _opened(self, event: Event, file: Birth) -> None:
         if file.made_ns >= self.since_ns and file.key not in self._seen:
@@ -144,7 +177,8 @@ class Ledger:
 
     def _took(self, event: Event, path: bytes) -> None:
         """A process opened or read a foreign file: what is it now?"""
-        pid, program = event.pid, program_of(event.pid)
+        pid = event.pid
+        program = self.facts[pid].program if pid in self.facts else program_of(pid)
         kind = posixpath.basename(program)
         if event.mask & OPEN_EXEC or is_library(path):
             self.led.setdefault(pid, path)
@@ -248,35 +282,27 @@ def program_of(pid: int) -> str:
         return ""
 
 
-def may_have_imported(pid: int, sources: set[bytes], root: int, id_base: int) -> bytes | None:
+def may_have_imported(process: Facts, sources: set[bytes], root: int, id_base: int) -> bytes | None:
     """Return a source that a Python may have run without leaving a trace of it; None: none.
 
-    The process waits meanwhile. A script is not kept compiled, nor is anything where that is
-    switched off or cannot be written.
+    A script is not kept compiled, nor is anything where that is switched off or cannot be written.
     """
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-        others = Path(f"/proc/{pid}").stat().st_uid != id_base
-        stdin = path_at(f"/proc/{pid}/fd/0")
-    except OSError:
-        return next(iter(sources), None)
-    given = {posixpath.basename(one) for one in arguments}
-    keeps_none = others or b"\0PYTHONDONTWRITEBYTECODE=" in environ or _switched_off(arguments)
+    given = {posixpath.basename(one) for one in process.arguments}
+    keeps_none = (
+        process.user != id_base
+        or b"\0PYTHONDONTWRITEBYTECODE=" in b"\0" + process.environ
+        or _switched_off(process.arguments)
+    )
+    may_keep: dict[bytes, bool] = {}
     for source in sorted(sources):
-        if keeps_none or source == stdin or posixpath.basename(source) in given:
+        if keeps_none or source == process.stdin or posixpath.basename(source) in given:
             return source
-        if not _may_keep(root, posixpath.dirname(source)):
+        directory = posixpath.dirname(source)
+        if directory not in may_keep:
+            may_keep[directory] = _may_keep(root, directory)
+        if not may_keep[directory]:
             return source
     return None
-
-
-def path_at(link: str) -> bytes:
-    """Return what a link in /proc says; empty: nothing."""
-    try:
-        return os.readlink(os.fsencode(link))  # noqa: PTH115 - bytes
-    except OSError:
-        return b""
 
 
 def _switched_off(arguments: Sequence[bytes]) -> bool:

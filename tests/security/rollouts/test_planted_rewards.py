@@ -8,6 +8,8 @@ record says so, and a separate verifier does keep it out.
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ import pytest
 
 from coldframe.client import AsyncSandbox, AsyncSandboxClient
 from coldframe.harnesses.scripts import pack
+from coldframe.host.fanotify import OPEN_PERM, Event
+from coldframe.host.provenance import Ledger, path_of
+from coldframe.host.roottree import closing
 from coldframe.protocol.models import Reason
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import load_task
@@ -497,6 +502,17 @@ async def test_reward_by_replaced_programs_never_counts_and_is_the_agents_failur
 
 
 READS = "import sys; open('{to}', 'w').write(str(int('right' in open('/work/answer.py').read())))"
+PRINTS = "print(int('right' in open('/work/answer.py').read()))"
+BECOMES = (
+    "import os; open('/work/answer.py').read(); fd = os.open('{to}', os.O_WRONLY | os.O_CREAT); "
+    "os.dup2(fd, 1); os.execv('/usr/bin/python3', ['python3', '-I', '/work/answer.py'])"
+)
+SHEDS = (
+    "import os, sys\nif len(sys.argv) == 1:\n"
+    "    os.execv('/usr/bin/python3', ['python3', '-IB', '/tests/grade.py', 'again'])\n"
+    "os.dup2(os.open('{to}', os.O_WRONLY | os.O_CREAT), 1); sys.path.insert(0, '/work')\n"
+    "import answer; sys.stdout.flush(); os.execv('/bin/true', ['true'])\n"
+)
 IMPORTS = "import sys; sys.path.insert(0, '/work'); import answer; open('{to}', 'w').write('1')"
 
 
@@ -505,8 +521,11 @@ async def graded_by(
     root: Path,
     grader: str,
     extra: str = "",
+    onto: str = "",
 ) -> Trajectory:
-    plant = Plant("echo '# right' > /work/answer.py", test="exec python3 -I /tests/grade.py")
+    plant = Plant(
+        "echo 'print(1) # right' > /work/answer.py", test=f"exec python3 -I /tests/grade.py {onto}"
+    )
     directory = written(root, plant)
     (directory / "tests" / "grade.py").write_text(grader.format(to=JSON))
     with (directory / "task.toml").open("a") as file:
@@ -520,18 +539,57 @@ async def test_grader_may_read_the_agents_sources_but_not_run_them_where_it_writ
 ) -> None:
     """To look at work is not to be led by it; a task may take the risk, and says so."""
     reads = await graded_by(run_attempt, tmp_path / "reads", READS)
+    prints = await graded_by(run_attempt, tmp_path / "prints", PRINTS, onto=f"> {JSON}")
     imports = await graded_by(run_attempt, tmp_path / "imports", IMPORTS)
+    becomes = await graded_by(run_attempt, tmp_path / "becomes", BECOMES)
+    sheds = await graded_by(run_attempt, tmp_path / "sheds", SHEDS)
     declared = await graded_by(
         run_attempt, tmp_path / "declared", IMPORTS, 'agent_paths = ["/work"]\n'
     )
 
     assert verdict(reads) == 1.0, reads.failure
-    assert imports.rewards is None
+    assert verdict(prints) == 1.0, prints.failure
+    for runs in (imports, becomes, sheds):
+        assert runs.rewards is None
+        assert runs.failure
+        assert (runs.failure.side, runs.failure.code) == ("verifier", "reward_unvouched")
     assert imports.failure
-    assert (imports.failure.side, imports.failure.code) == ("verifier", "reward_unvouched")
     assert "/work/answer.py" in imports.failure.message
     assert "agent_paths" in imports.failure.message
     assert verdict(declared) == 1.0, declared.failure
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends within 10 s."""
+    try:
+        with closing(os.pidfd_open(pid)) as fd:
+            return bool(select.select([fd], [], [], 10)[0])
+    except ProcessLookupError:
+        return True
+
+
+@pytest.mark.parametrize(("grader", "onto"), [(READS, ""), (PRINTS, f"> {JSON}")])
+async def test_grader_that_has_ended_before_it_is_judged_keeps_its_verdict(
+    grader: str,
+    onto: str,
+    run_attempt: RunAttempt,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine the node sees that a source was read when the reader is gone."""
+    note, late = Ledger.note, []
+
+    def note_late(self: Ledger, event: Event) -> None:
+        if path_of(event.fd) == b"/work/answer.py" and not event.mask & OPEN_PERM:
+            late.append(ends(event.pid))
+        note(self, event)
+
+    monkeypatch.setattr(Ledger, "note", note_late)
+    trajectory = await graded_by(run_attempt, tmp_path, grader, onto=onto)
+
+    assert verdict(trajectory) == 1.0, trajectory.failure
+    assert late
+    assert all(late)
 
 
 async def test_mount_over_the_verifiers_directory_is_refused(
