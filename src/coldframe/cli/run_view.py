@@ -9,7 +9,19 @@ from coldframe.cli.progress import outcome
 from coldframe.rollouts.directory import AttemptKey
 from coldframe.trajectories.schema import Trajectory
 
-ATTEMPTS = ("ATTEMPT", "OUTCOME", "STEPS", "TOKENS", "CREATE", "MODEL", "EXEC", "VERIFY", "TOTAL")
+ATTEMPTS = (
+    "ATTEMPT",
+    "OUTCOME",
+    "STEPS",
+    "TOKENS",
+    "CREATE",
+    "MODEL",
+    "EXEC",
+    "VERIFY",
+    "DELETE",
+    "OTHER",
+    "TOTAL",
+)
 
 
 def summary_table(summary: dict[str, Any]) -> str:
@@ -41,7 +53,10 @@ def summary_table(summary: dict[str, Any]) -> str:
     if not totals["attempts"]:
         return "\n".join(lines)
     spent = (f"{name} {phase['seconds']:.2f}" for name, phase in totals["phases"].items())
-    lines.append(f"phases, in s: {', '.join(spent) or 'none'}")
+    lines.append(
+        f"phases, in s: {', '.join(spent) or 'none'} "
+        "(of all attempts together; build: what each waited for its image)"
+    )
     times = totals["times"]
     names = ("create_s", "model_s", "exec_s", "verify_s", "delete_s")
     parts = " + ".join(f"{name[:-2]} {render.seconds(times[name])}" for name in names)
@@ -118,7 +133,8 @@ def row(key: AttemptKey, one: Trajectory) -> list[str]:
     """Return an attempt's line in the table under `ATTEMPTS`."""
     tokens, times = one.totals.completion_tokens, one.times
     known = tokens is not None and one.identity.model is not None
-    seconds = (times.create_s, times.model_s, times.exec_s, times.verify_s, times.total_s)
+    parts = (times.create_s, times.model_s, times.exec_s, times.verify_s)
+    seconds = (*parts, times.delete_s, times.other_s, times.total_s)
     return [
         str(key),
         outcome(one)[:70],
