@@ -89,8 +89,10 @@ class Proxy:
         evidence = examine(answer, level)
         if evidence.flaws:
             raise InferenceError(
-                f"--capture {level.value}: {'; '.join(evidence.flaws)}. vLLM gives all of it from "
-                f"0.10.2 on, SGLang where chat completions take return_token_ids; "
+                f"the engine gives too little to capture {level.value}: "
+                f"{'; '.join(evidence.flaws)}. "
+                f"vLLM gives all of it from 0.10.2 on, SGLang from the version on whose chat "
+                f"completions take return_token_ids; "
                 f"--capture {Level.TEXT.value} needs none, and cannot be trained on"
             )
         if level is Level.TOKENS and any(one < -1e-4 for one in evidence.logprobs or ()):
