@@ -83,6 +83,7 @@ def ls(as_json: flags.Json = False, store: _Store = None) -> None:
 @app.command()
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="Its id, or the key itself.")],
+    as_json: flags.Json = False,
     store: _Store = None,
 ) -> None:
     """Refuse a key from the next request on."""
@@ -90,7 +91,7 @@ def revoke(
 
     revoked = _in_store(store, lambda opened: revoke_key(opened, key))
     _note("key revoke", revoked, None)
-    print(f"revoked {revoked}")
+    print(json.dumps({"revoked": revoked}) if as_json else f"revoked {revoked}")
 
 
 @app.command()

@@ -75,6 +75,7 @@ def stop(
     now: Annotated[
         bool, typer.Option("--now", help="Do not wait for commands; they end with the node.")
     ] = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Stop the machine's node, and return when it has ended. One that does not run is fine.
 
@@ -87,7 +88,7 @@ def stop(
         from coldframe.host import orphans
 
         ended = orphans.end_left(home) if orphans.left(home) else ()
-        print(f"the node of {home} has ended" if ended else f"no node runs for {home}")
+        _say_stopped(home, None, bool(ended), as_json=as_json)
         return
     with _process(pid) as process:
         _signal(process, signal.SIGQUIT if now else signal.SIGTERM)
@@ -96,11 +97,18 @@ def stop(
                 f"the node (process {pid}) has not ended within {_STOP_S:g} s; see what it waits "
                 "for with coldframe sandbox ls, or use --now"
             )
-    print(f"the node of {home} has ended")
+    _say_stopped(home, pid, True, as_json=as_json)
+
+
+def _say_stopped(home: Path, pid: int | None, ended: bool, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"home": str(home), "pid": pid, "ended": ended}, indent=2))
+    else:
+        print(f"the node of {home} has ended" if ended else f"no node runs for {home}")
 
 
 @app.command()
-def upgrade() -> None:
+def upgrade(as_json: flags.Json = False) -> None:
     """Let the machine's node go on as the Coldframe that is installed now.
 
     Sandboxes and commands are not touched, clients wait for a moment. Returns once the new one
@@ -128,7 +136,10 @@ def upgrade() -> None:
                     "says why"
                 )
     told = asyncio.run(_asked(home))
-    print(f"the node of {home} is coldframe {told['coldframe']} now")
+    if as_json:
+        print(json.dumps({"home": str(home), **told}, indent=2))
+    else:
+        print(f"the node of {home} is coldframe {told['coldframe']} now")
 
 
 def _starts(home: Path) -> dict[str, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 from coldframe.learning.schemas import (
     DerivedReward,
@@ -33,12 +34,17 @@ def derive_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
     schema: Annotated[Path, typer.Option(help="The reward schema, a rewards.toml.")],
     out: Annotated[Path, typer.Option(help="File of records; lines are only ever added.")],
+    as_json: flags.Json = False,
 ) -> int:
     """Add a record per attempt of a run: its scalar by the schema, or why it has none."""
     made = _records(run, load_schema(schema))
     added = DerivedStore(out).add(made)
     worth = sum(one.value is not None for one in made)
-    print(f"{added} records added, {len(made) - added} were there; {worth} have a scalar")
+    if as_json:
+        told = {"added": added, "there": len(made) - added, "with_scalar": worth}
+        print(json.dumps(told, indent=2))
+    else:
+        print(f"{added} records added, {len(made) - added} were there; {worth} have a scalar")
     return 0
 
 
@@ -70,6 +76,7 @@ def _records(run: Path, schema: RewardSchema) -> list[DerivedReward]:
 @app.command("drift")
 def list_drift(
     records: Annotated[Path, typer.Argument(metavar="FILE", help="Records that were derived.")],
+    as_json: flags.Json = False,
 ) -> int:
     """List every trial whose worth changed from one schema or verifier to the next."""
     if records.is_dir():
@@ -79,6 +86,17 @@ def list_drift(
     if not records.is_file():
         raise InvalidRequestError(f"{records}: no such file; make it with coldframe rewards derive")
     found = drift(DerivedStore(records).read())
+    if as_json:
+        changes = [
+            {
+                "before": one.before.model_dump(mode="json"),
+                "after": one.after.model_dump(mode="json"),
+                "changed": list(one.changed),
+            }
+            for one in found
+        ]
+        print(json.dumps({"changes": changes}, indent=2))
+        return 0
     rows = [
         [
             render.safe(one.after.trial),

@@ -60,6 +60,7 @@ def make(
         str | None, typer.Option(metavar="DATE", help="By time: the second split begins here.")
     ] = None,
     threshold: Threshold = 0.8,
+    as_json: flags.Json = False,
 ) -> int:
     """Split tasks so that no group is in two splits; the same tasks are split alike everywhere.
 
@@ -71,13 +72,19 @@ def make(
     made = make_splits(found, plan)
     shared = overlaps({one.name: one for one in made}, threshold=threshold)
     if shared:
-        _print(shared)
+        _tell(shared, as_json=as_json)
         return 1
     out.mkdir(parents=True, exist_ok=True)
+    written = {}
     for one in made:
-        write_manifest(out / f"{one.name}.json", one)
+        path = out / f"{one.name}.json"
+        write_manifest(path, one)
         groups = len({task.group for task in one.tasks})
-        print(f"{out / one.name}.json: {len(one.tasks)} tasks in {groups} groups")
+        written[one.name] = {"path": str(path), "tasks": len(one.tasks), "groups": groups}
+        if not as_json:
+            print(f"{path}: {len(one.tasks)} tasks in {groups} groups")
+    if as_json:
+        print(json.dumps({"splits": written, "overlaps": []}, indent=2))
     return 0
 
 
@@ -95,10 +102,7 @@ def check(
     if len(found) < 2:
         raise SplitError("name two manifests or more: there is nothing to compare one with")
     shared = overlaps(found, threshold=threshold)
-    if as_json:
-        print(json.dumps({"overlaps": [asdict(one) for one in shared]}, sort_keys=True))
-    else:
-        _print(shared)
+    _tell(shared, as_json=as_json)
     return 1 if shared else 0
 
 
@@ -116,7 +120,10 @@ def _shares(given: Sequence[str]) -> dict[str, float]:
     return shares
 
 
-def _print(shared: Sequence[Overlap]) -> None:
+def _tell(shared: Sequence[Overlap], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"overlaps": [asdict(one) for one in shared]}, sort_keys=True))
+        return
     if shared:
         rows = [
             [

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coldframe.cli import render
+from coldframe.cli import flags, render
 from coldframe.cli.groups import group
 from coldframe.cli.progress import outcome
 from coldframe.cli.schemas import schema_problems
@@ -41,11 +41,15 @@ def init(
     multi_step: Annotated[
         bool, typer.Option("--multi-step", help="Two steps, the second only after the first.")
     ] = False,
+    as_json: flags.Json = False,
 ) -> int:
     """Write a small task that `task check` passes, to be changed into yours."""
     if not directory.strip():
         raise InvalidRequestError("DIR is empty; name a directory that is not there yet")
     write_new_task(Path(directory), name=name, image=image, multi_step=multi_step)
+    if as_json:
+        print(json.dumps({"directory": directory}))
+        return 0
     check = f"coldframe task check {directory}"
     print(render.safe(f"{directory}: written; now change it, and run: {check}"))
     return 0

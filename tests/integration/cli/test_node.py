@@ -48,8 +48,8 @@ def test_status_and_stop_tell_what_is_so(home: Path) -> None:
         assert told["sandboxes"] == {"ready": 1}
         assert f"process {told['pid']}" in _node("status").stdout
         os.kill(told["pid"], 0)
-    stopped = _node("stop")
-    assert (stopped.returncode, "has ended" in stopped.stdout) == (0, True)
+    stopped = _node("stop", "--json")
+    assert json.loads(stopped.stdout) == {"home": str(home), "pid": told["pid"], "ended": True}
     assert not places.socket_of(home).exists()
     with pytest.raises(ProcessLookupError):
         os.kill(told["pid"], 0)

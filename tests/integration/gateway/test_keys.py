@@ -126,7 +126,8 @@ def test_revoked_key_is_refused_from_the_next_request_on(
     assert (made["id"], made["owner"]) == (key.split("_")[1], "ada")
     with http(keyed_service.tcp, key) as caller:
         assert caller.get("/v1/sandboxes").status_code == 200
-        assert _command(keyed_service.home, "key", "revoke", key.split("_")[1]).returncode == 0
+        revoked = _command(keyed_service.home, "key", "revoke", "--json", key.split("_")[1])
+        assert json.loads(revoked.stdout) == {"revoked": key.split("_")[1]}
         assert caller.get("/v1/sandboxes").status_code == 401
     listed = _command(keyed_service.home, "key", "ls").stdout.splitlines()
     mine = [line for line in listed if line.startswith(key.split("_")[1])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import signal
 import socket
@@ -138,8 +139,9 @@ def test_replaced_under_200_commands_none_is_lost_or_run_twice(services: Service
         burst = _Burst(client, sandboxes=20, commands=200)
         burst.begin()
         before = burst.waiting()
-        upgraded = services.command("node", "upgrade")
+        upgraded = services.command("node", "upgrade", "--json")
         assert (upgraded.returncode, process.poll()) == (0, None), upgraded.stderr
+        assert "coldframe" in json.loads(upgraded.stdout)
         assert burst.waiting() == before
         burst.open_gates()
         burst.assert_right()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import stat
 from pathlib import Path
 
@@ -71,10 +72,13 @@ def test_task_init_writes_where_it_is_told(tmp_path: Path) -> None:
     """The command is the way in; its options reach the files."""
     directory = tmp_path / "new"
     result = CliRunner().invoke(
-        app, ["init", str(directory), "--name", "org/x", "--multi-step"], standalone_mode=False
+        app,
+        ["init", str(directory), "--name", "org/x", "--multi-step", "--json"],
+        standalone_mode=False,
     )
 
     assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"directory": str(directory)}
     task = load_task(directory)
     assert (task.name, [step.name for step in task.steps]) == ("org/x", ["total", "mean"])
 

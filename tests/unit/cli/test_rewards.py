@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_rewards_of_a_run_are_derived_again_and_drift_is_listed(
     said = capsys.readouterr().out
     assert "run-1/sum.1.0" in said
     assert "1 changes" in said
+    assert main(["rewards", "drift", "--json", str(out)]) == 0
+    (change,) = json.loads(capsys.readouterr().out)["changes"]
+    assert (change["before"]["value"], change["after"]["value"]) == (0.25, 0.0)
+    again = ["--schema", str(new), "--out", str(out)]
+    assert main(["rewards", "derive", "--json", str(run), *again]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"added": 0, "there": 3, "with_scalar": 2}
 
 
 @pytest.mark.parametrize("arguments", [["drift", "absent"], ["derive", ".", "--schema", "absent"]])

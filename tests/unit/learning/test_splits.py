@@ -358,6 +358,11 @@ def test_command_makes_splits_that_its_check_finds_apart(
     first = {one.name: one.read_bytes() for one in out.iterdir()}
     assert main(command) == 0
     assert {one.name: one.read_bytes() for one in out.iterdir()} == first
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["splits"]
+    assert {one["path"] for one in told.values()} == {str(path) for path in out.iterdir()}
+    assert sum(one["tasks"] for one in told.values()) == 12
     assert set(first) == {"train.json", "eval.json"}
     pair = [str(out / "train.json"), str(out / "eval.json")]
     assert main(["splits", "check", *pair]) == 0
