@@ -125,7 +125,7 @@ def _leaked_by(home: Path, node_id: str, directory: Path) -> Iterator[str]:
             return iter(asyncio.run(_told(home)))
     # Which of its sandboxes should be there only it knows.
     own = re.compile(rf"sb-{re.escape(node_id)}-[0-9a-z]{{10}}")
-    found = census.strays(census.Scope(node_id, directory))
+    found = census.strays(census.Scope(node_id, directory, alive=True))
     return (line for line in found if not own.search(line))
 
 

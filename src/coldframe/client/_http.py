@@ -244,7 +244,7 @@ class Http:
             if isinstance(error, PermissionError) and where.unix is not None:
                 raise NotPermittedError(
                     f"{where} is for root and the user who serves it; run this as one of them, or "
-                    "set COLDFRAME_URL to an address that takes keys, or to in-process"
+                    "set COLDFRAME_URL to an address that takes keys, or COLDFRAME_URL=in-process"
                 ) from error
             if isinstance(error, ConnectionRefusedError) and self._refused_since is None:
                 self._refused_since = monotonic()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from coldframe.host import cgroups
 from coldframe.host.idranges import is_sandbox_base
+from coldframe.host.spares import SPARE
 
 _DYING = " (deleted)"
 """The kernel's mark on a cgroup that is removed: what is still in it has ended already."""
@@ -42,7 +43,9 @@ class Scope:
     live_namespaces: frozenset[int] = frozenset()
     """Inode numbers of their namespaces."""
     uppers: tuple[str, ...] = ()
-    """What the storage holds elsewhere than in the node's directory, by sandbox id."""
+    """What the storage holds, by sandbox id."""
+    alive: bool = False
+    """Whether spares in its directory of uppers are in use, or will be: the storage knows which."""
     known_names: frozenset[str] = frozenset(
         {"lock", "daemon", "counts", "expired", "uppers", "spool", "workers"}
     )
@@ -219,8 +222,8 @@ def _descriptors(pid: int | str) -> Iterator[tuple[str, str]]:
 
 
 def _stray_directories(scope: Scope) -> Iterator[str]:
-    for name in (*scope.uppers, *_names_in(scope.state / "uppers")):
-        if name not in scope.live:
+    for name in dict.fromkeys((*scope.uppers, *_names_in(scope.state / "uppers"))):
+        if name not in scope.live and not (scope.alive and name.startswith(SPARE)):
             yield f"upper {name}"
     with contextlib.suppress(FileNotFoundError):
         for path in scope.state.iterdir():

@@ -14,7 +14,8 @@ from coldframe.host.storage import Storage
 from coldframe.protocol.errors import ColdframeError
 
 _SPARES = 8
-_PREFIX = "spare-"
+SPARE = "spare-"
+"""How their names begin."""
 
 
 class SpareUppers:
@@ -52,7 +53,7 @@ class SpareUppers:
                 self._make_spare()
 
     def _make_spare(self) -> None:
-        name = f"{_PREFIX}{next(self._numbers)}"
+        name = f"{SPARE}{next(self._numbers)}"
         self._spare.add(name)
         try:
             directory = self._below.make(name, None)
@@ -126,7 +127,7 @@ class SpareUppers:
     async def adopt(self, names: Mapping[str, str], remove_tree: RemoveTree) -> None:
         """These uppers are those sandboxes', by id; remove all others."""
         self._taken = {one: name for one, name in names.items() if one != name}
-        numbers = [int(name.removeprefix(_PREFIX)) for name in self._taken.values()]
+        numbers = [int(name.removeprefix(SPARE)) for name in self._taken.values()]
         self._numbers = itertools.count(max(numbers, default=-1) + 1)
         wanted = set(names.values())
         for name in self._below.names():

@@ -117,7 +117,7 @@ class Node:
         self.id = works.home.node_id
         self.runtime, self.images = works.runtime, works.images
         self._opened = works
-        unclosed.opened(self.id, self.settings.home)
+        unclosed.opened(self, self.settings.home)
 
     async def leave(self) -> int | None:
         """Close and end nothing: another process goes on. Twice is fine.
@@ -131,7 +131,7 @@ class Node:
     def _shut(self) -> Works | None:
         """Take no more calls; return what was open."""
         works, self._opened = self._opened, None
-        unclosed.closed(self.id)
+        unclosed.closed(self)
         return works
 
     def abandon(self) -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from coldframe.host import forks, gc
 
-_homes: dict[str, Path] = {}
-"""Of the nodes that are open, by their ids."""
+_homes: dict[object, Path] = {}
+"""Of the nodes that are open. Held: one that was collected could no longer let go of its lock."""
 
 
-def opened(node_id: str, home: Path) -> None:
+def opened(node: object, home: Path) -> None:
     """Reap what is in this home at the end of the process, unless the node is `closed`."""
-    _homes[node_id] = home
+    _homes[node] = home
 
 
-def closed(node_id: str) -> None:
+def closed(node: object) -> None:
     """Forget an open node. Twice is fine."""
-    _homes.pop(node_id, None)
+    _homes.pop(node, None)
 
 
 def _bury() -> None:

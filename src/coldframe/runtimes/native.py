@@ -355,6 +355,7 @@ class NativeRuntime:
             own_ids=ground.ids.all,
             live_namespaces=frozenset(namespaces),
             uppers=ground.storage.names() if self._open else (),
+            alive=self._open,
         )
 
 

@@ -15,13 +15,15 @@ from coldframe.host.gc import reap_dead_nodes
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.ids import new_sandbox_id
+from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes.native import NativeRuntime
 from tests.fixtures.runtime import (
     MakeSandbox,
     ground_of,
+    native_runtime_in,
     spawner_of,
 )
-from tests.fixtures.waiting import wait_until
+from tests.fixtures.waiting import until, wait_until
 
 
 @pytest.fixture
@@ -69,6 +71,23 @@ async def test_stray_upper_is_found_whatever_the_storage(
     stray.mkdir(parents=True)
     assert await watched.leaks(()) == ("upper stray",)
     stray.rmdir()
+
+
+async def test_spare_uppers_of_a_live_node_are_no_strays_and_what_lies_beside_them_is(
+    tmp_path: Path, image_store: ImageStore, busybox_image: Image
+) -> None:
+    """Without btrfs they lie in the node's own directory."""
+    layers = image_store.layers_directory
+    async with native_runtime_in(tmp_path, layers, storage="directory") as runtime:
+        one = new_sandbox_id(runtime.node_id)
+        await runtime.create(one, SandboxSpec(image="busybox"), busybox_image)
+        uppers = tmp_path / "nodes" / runtime.node_id / "uppers"
+        await until(lambda: len(list(uppers.iterdir())) > 2)
+        runtime.leak_grace_s = 0.2
+        assert await runtime.leaks([one]) == ()
+        (uppers / "stray").mkdir()
+        assert await runtime.leaks([one]) == ("upper stray",)
+        (uppers / "stray").rmdir()
 
 
 async def test_leaked_mount_is_found(watched: NativeRuntime, tmp_path: Path) -> None:
