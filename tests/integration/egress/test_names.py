@@ -8,6 +8,7 @@ import struct
 
 from coldframe.protocol.network import EgressDecision, EgressKind
 from tests.fixtures.egress import OTHER, PRIVATE, WEB, Internet, MakeFenced, hello
+from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK, TLS
 
 KEEP = """
@@ -130,7 +131,7 @@ async def test_name_that_turns_to_a_local_address_is_refused(
     (refused, *_) = box.events(decision=EgressDecision.REFUSED)
     assert PRIVATE in refused.reason
     assert await box.python(TALK, "mixed.example", "7", "") == "hello\n"
-    assert {e.address for e in box.events(decision=EgressDecision.CLOSED)} == {WEB}
+    await until(lambda: {e.address for e in box.events(decision=EgressDecision.CLOSED)} == {WEB})
     other = await fenced("*.example", PRIVATE)
     assert await other.python(TALK, "turn.example", "7", "") == "hello\n"
 
@@ -145,7 +146,7 @@ async def test_answer_is_pinned_whatever_the_world_says_next(
     servers.names["web.example"] = [OTHER]
 
     assert await box.python(TALK, "web.example", "7", "") == "hello\n"
-    assert {e.address for e in box.events(decision=EgressDecision.CLOSED)} == {WEB}
+    await until(lambda: {e.address for e in box.events(decision=EgressDecision.CLOSED)} == {WEB})
     assert servers.asked == ["web.example"]
     assert (await box.python(TALK, OTHER, "7", "")).startswith("ERROR")
 
@@ -219,7 +220,7 @@ async def test_name_whose_first_address_is_dead_is_reached_by_another(
     box = await fenced("double.example")
 
     assert await box.python(TALK, "double.example", "99", "") == "hello\n"
-    assert {e.address for e in box.events(decision=EgressDecision.CLOSED)} == {WEB}
+    await until(lambda: {e.address for e in box.events(decision=EgressDecision.CLOSED)} == {WEB})
 
 
 async def test_websocket_goes_on_and_a_refused_upgrade_is_still_read(

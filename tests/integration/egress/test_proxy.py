@@ -10,6 +10,7 @@ import pytest
 
 from coldframe.protocol.network import Credential, EgressDecision, EgressKind, NetworkPolicy
 from tests.fixtures.egress import WEB, Internet, MakeFenced, hello, web
+from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import TALK
 
 NODE = "203.0.113.1"
@@ -72,7 +73,8 @@ async def test_proxy_tunnels_to_what_is_allowed_and_says_why_not(
             assert said.startswith(f"HTTP/1.1 {status}"), (target, said)
             assert "coldframe: " in said
         assert servers.asked == ["web.example"]
-        assert len(box.events(kind=EgressKind.CONNECT, decision=EgressDecision.CLOSED)) == 3
+        closed = {"kind": EgressKind.CONNECT, "decision": EgressDecision.CLOSED}
+        await until(lambda: len(box.events(**closed)) == 3)
         other = await fenced(f"{NODE}:7777")
         said = await other.python(TALK, *PROXY, connect(f"{NODE}:7777"), deadline_s=20)
         assert "200" in said

@@ -288,7 +288,7 @@ async def test_events_tell_rule_name_address_and_bytes_each_way(
     await box.python(TALK, "web.example", "7", b"12345".hex())
     await box.python(TALK, OTHER, "7", "")
 
-    (closed,) = box.events(decision=EgressDecision.CLOSED)
+    closed = await box.event(decision=EgressDecision.CLOSED)
     (refused,) = box.events(decision=EgressDecision.REFUSED)
 
     assert (closed.name, closed.address, closed.port) == ("web.example", WEB, 7)
