@@ -342,7 +342,7 @@ def test_node_that_is_killed_in_the_middle_of_a_trial_is_told_and_the_trial_made
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is nobody's 0; what the dead node had lives on with its spawner, and ends by its lease."""
-    monkeypatch.setattr(_calls, "_RESTART_PAUSES_S", ())  # no other comes meanwhile
+    monkeypatch.setattr(_calls, "_RESTART_S", 0.0)  # no other comes meanwhile
     with accounted(Services(tmp_path, IMAGES, COLDFRAME_QUARANTINE_S="1")) as services:
         monkeypatch.setenv("COLDFRAME_TEST_NODE", str(services.start().pid))
         where: dict[str, Any] = {"url": services.url, "lease_s": 4.0}
