@@ -185,8 +185,9 @@ class _Command:
         """Nothing else answers any more."""
         self._settled = True
         self._service.polls.forget(self._late)
-        if self._let_go is not None:
-            self._let_go()
+        let_go, self._let_go = self._let_go, None  # it leads back here, and cycles stay for long
+        if let_go is not None:
+            let_go()
         if self._cut is not None:
             self._door.watch.end(*self._cut)
             self._cut = None

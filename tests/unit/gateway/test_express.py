@@ -288,6 +288,20 @@ async def test_nothing_is_kept_of_who_was_told_that_it_runs_on(service: Served) 
     await service.node.cancel_exec("slow")
 
 
+async def test_command_that_was_answered_needs_no_search_for_garbage(service: Served) -> None:
+    """What is kept for replays is exempt from that search, and all that it leads to with it."""
+    async with service.connection() as caller:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                assert (await caller.short({"argv": ["true"]})).status == 200
+            left = sum(isinstance(one, Exchange) for one in gc.get_objects())
+        finally:
+            gc.enable()
+    assert left <= 1  # the connection's last
+
+
 async def test_trace_of_a_command_is_not_that_of_what_follows_it(service: Served) -> None:
     """What comes by the same connection is asked by a browser, perhaps, for something else."""
     async with service.connection() as caller:
