@@ -136,7 +136,7 @@ def _next_tick() -> int:
     """Wait until files are made at a later time than now; they carry that of the last tick."""
     now = file_time_ns()
     while (then := file_time_ns()) == now:
-        time.sleep(0.0005)
+        time.sleep(0.0005)  # at most a tick, some milliseconds; the kernel tells nobody of it
     return then
 
 
