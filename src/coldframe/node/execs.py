@@ -295,7 +295,7 @@ class Execs:
         if not operation.dispatched and operation.task is not None:
             operation.cancelled = True
             operation.task.cancel()
-            self._operations.refuse(operation_id)  # by the next process, which knows nothing of it
+            self._operations.refuse(operation_id, operation.owner)  # by the next process
         await self.until_started(operation)
         if isinstance(operation.running, SessionCommand):
             await operation.running.cancel()

@@ -1,4 +1,8 @@
-"""Operation ids whose result is kept no longer: remembered to be refused, the newest so many."""
+"""Operation ids whose result is kept no longer: remembered to be refused, up to a bound.
+
+Fairly by owner, as results are (`pool`): where there are too many, who has most of them loses its
+oldest. So nobody's operation runs again because of what others do.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from collections import deque
 from pathlib import Path
 
 FILE = "expired"
-_NUMBER = struct.Struct("<Q")
-_HEADER = struct.Struct("<QQ")
+_FORM = b"expired\2"
+_DIGEST = struct.Struct("<Q")
+_RECORD = struct.Struct("<QQQ")
+"""Its number in order of arrival, whose it is, and the id; the last two as digests."""
 
 
 class ExpiredIds:
@@ -20,46 +26,56 @@ class ExpiredIds:
     def __init__(self, most: int, path: Path | None = None) -> None:
         """Go on with what the file holds, if there is one. Raises OSError."""
         self._most = most
-        self._known: set[int] = set()
-        # Not one ordered dict: to find its first key takes the longer the more were taken out.
-        self._order: deque[int] = deque()
-        self._written = 0
+        self._slots: dict[int, int] = {}
+        """Of each id, its place in the file."""
+        # No ordered dicts: to find the first key of one takes the longer the more were taken out.
+        self._shares: dict[int, deque[int]] = {}
+        """By owner, oldest first."""
+        self._added = 0
         self._memory: mmap.mmap | None = None
         if path is None:
             return
-        kept = _read(path)[-most:]
-        size = _HEADER.size + most * _NUMBER.size
+        kept = _read(path)
+        size = len(_FORM) + most * _RECORD.size
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            os.ftruncate(fd, size)
+            os.ftruncate(fd, 0)
             # Else a full disk would be a SIGBUS of the whole process.
             os.posix_fallocate(fd, 0, size)
             self._memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        _HEADER.pack_into(self._memory, 0, most, 0)
-        for digest in kept:
-            self._add(digest)
+        self._memory[: len(_FORM)] = _FORM
+        for _, whose, digest in kept:
+            self._add(digest, whose)
 
     def __contains__(self, operation_id: str) -> bool:
-        return _digest(operation_id) in self._known
+        return _digest(operation_id) in self._slots
 
-    def add(self, operation_id: str) -> None:
-        """Remember an id; the oldest is forgotten for it."""
+    def add(self, operation_id: str, owner: str | None) -> None:
+        """Remember an id. For it, the oldest of the owner that has most may be forgotten."""
         digest = _digest(operation_id)
-        if digest not in self._known:
-            self._add(digest)
+        if digest not in self._slots:
+            self._add(digest, 0 if owner is None else _digest(owner))
 
-    def _add(self, digest: int) -> None:
-        self._known.add(digest)
-        self._order.append(digest)
-        if len(self._known) > self._most:
-            self._known.discard(self._order.popleft())
+    def _add(self, digest: int, whose: int) -> None:
+        slot = len(self._slots)
+        if slot == self._most:
+            slot = self._forget_one()
+        self._slots[digest] = slot
+        self._shares.setdefault(whose, deque()).append(digest)
+        self._added += 1
         if self._memory is not None:
-            at = _HEADER.size + self._written % self._most * _NUMBER.size
-            _NUMBER.pack_into(self._memory, at, digest)
-            self._written += 1
-            _HEADER.pack_into(self._memory, 0, self._most, self._written)
+            at = len(_FORM) + slot * _RECORD.size
+            _RECORD.pack_into(self._memory, at, self._added, whose, digest)
+
+    def _forget_one(self) -> int:
+        """Return the place that became free."""
+        whose, share = max(self._shares.items(), key=lambda item: len(item[1]))
+        digest = share.popleft()
+        if not share:
+            del self._shares[whose]
+        return self._slots.pop(digest)
 
     def close(self) -> None:
         """Unmap the file; the set stays. Twice is fine."""
@@ -68,18 +84,19 @@ class ExpiredIds:
             memory.close()
 
 
-def _digest(operation_id: str) -> int:
-    digest = hashlib.blake2b(operation_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int(_NUMBER.unpack(digest)[0])
+def _digest(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int(_DIGEST.unpack(digest)[0])
 
 
-def _read(path: Path) -> list[int]:
-    """Return what a file holds, oldest first; whatever size it was made for."""
+def _read(path: Path) -> list[tuple[int, int, int]]:
+    """Return the records of a file, oldest first; whatever size it was made for."""
     try:
         data = path.read_bytes()
-        most, written = _HEADER.unpack_from(data)
-        (*numbers,) = struct.unpack_from(f"<{min(most, written)}Q", data, _HEADER.size)
-    except (OSError, struct.error):
+    except OSError:
         return []
-    turn = written % most if written > most else 0
-    return [*numbers[turn:], *numbers[:turn]]
+    if not data.startswith(_FORM):
+        return []
+    whole = (len(data) - len(_FORM)) // _RECORD.size * _RECORD.size
+    records = _RECORD.iter_unpack(data[len(_FORM) : len(_FORM) + whole])
+    return sorted(record for record in records if record[0])

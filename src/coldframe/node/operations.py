@@ -2,7 +2,8 @@
 
 An operation is known while it runs and for `result_ttl_s` after its end, as long as no more than
 `result_count` results with `result_bytes` of output are kept: who has most of them loses first.
-After that only its id is known, to be refused; of those the newest `expired_ids` are remembered.
+After that only its id is known, to be refused; at most `expired_ids` of those are remembered,
+by the same rule.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Operations:
         self._ended: Pool[Operation] = Pool(settings.result_count, settings.result_bytes)
         self._expired = ExpiredIds(settings.expired_ids) if expired is None else expired
         self._legacy = Legacy() if legacy is None else legacy
-        self._legacy.on_dropped = self._expired.add
+        self._legacy.on_dropped = self._on_dropped
         self.on_expire: Callable[[ExecOperation], None] = lambda _: None
         """Told of a command whose result is kept no longer."""
 
@@ -231,9 +232,13 @@ class Operations:
         """Whether an id is one to be refused."""
         return operation_id in self._expired
 
-    def refuse(self, operation_id: str) -> None:
-        """Refuse an id from now on whose operation is not known."""
-        self._expired.add(operation_id)
+    def refuse(self, operation_id: str, owner: str | None) -> None:
+        """Refuse an id of an owner's once its operation is not known, in the next process too."""
+        self._expired.add(operation_id, owner)
+
+    def _on_dropped(self, operation_id: str) -> None:
+        if operation_id in self._known:  # else it is refused already
+            self.refuse(operation_id, self._known[operation_id].owner)
 
     def end(self, operation: Operation) -> None:
         """Keep an ended operation's result for its time, and let older ones go."""
@@ -272,7 +277,7 @@ class Operations:
     def _expire(self, operation: Operation) -> None:
         self._ended.remove(operation)
         self._known.pop(operation.id, None)
-        self._expired.add(operation.id)
+        self.refuse(operation.id, operation.owner)
         if isinstance(operation, ExecOperation):
             self.on_expire(operation)
             self._legacy.drop_exec(operation.id)

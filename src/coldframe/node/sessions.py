@@ -150,7 +150,7 @@ class Sessions:
         self._execs.hold(operation)
         before = session.last
         if before is not None and self._legacy.keeps is not None:
-            self._operations.refuse(before.operation.id)  # in the next process; here it is known
+            self._operations.refuse(before.operation.id, sandbox.owner)  # by the next process
         self._undertake(session, operation, SessionCommand(session, operation))
         return operation
 

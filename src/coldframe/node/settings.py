@@ -62,7 +62,7 @@ class NodeSettings:
     expired_ids: int = 262_144
     """COLDFRAME_EXPIRED_IDS: operation ids whose result is gone that are still refused.
 
-    An id that is older than this many others is no longer known and would run again.
+    Where there are more, who has most of them loses the oldest, which would run again.
     """
     quarantine_s: float = 300.0
     """COLDFRAME_QUARANTINE_S: how long a sandbox can still be read after its lease ended; 0: not.

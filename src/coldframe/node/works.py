@@ -113,7 +113,7 @@ class Works:
             try:
                 sandbox = self.register.find(command.sandbox_id)
             except SandboxNotFoundError:
-                self.operations.refuse(command.operation_id)
+                self.operations.refuse(command.operation_id, None)
             if self.operations.is_over(command.operation_id):
                 self.legacy.drop_exec(command.operation_id)
             else:

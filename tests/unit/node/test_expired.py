@@ -1,38 +1,70 @@
-"""Ids that are refused, across processes."""
+"""Ids that are refused, across processes and owners."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from coldframe.node.expired import ExpiredIds
+
+
+def refused(ids: ExpiredIds, *names: str) -> list[str]:
+    return [name for name in names if name in ids]
+
+
+def add(ids: ExpiredIds, owner: str | None, names: Iterable[str]) -> None:
+    for name in names:
+        ids.add(name, owner)
 
 
 def test_ids_that_are_refused_are_still_so_after_a_kill(tmp_path: Path) -> None:
     """Else a client that is late enough would run its command a second time."""
     path = tmp_path / "expired"
     first = ExpiredIds(4, path)
-    for number in range(6):
-        first.add(f"op-{number}")
-    first.add("op-5")
-    assert [f"op-{number}" in first for number in range(6)] == [False] * 2 + [True] * 4
+    add(first, "ada", "012345")
+    first.add("5", "ada")
+    assert refused(first, *"012345") == [*"2345"]
     # Nothing is closed: the process is gone.
     again = ExpiredIds(4, path)
-    assert [f"op-{number}" in again for number in range(6)] == [False] * 2 + [True] * 4
+    assert refused(again, *"012345") == [*"2345"]
 
-    again.add("op-6")
+    again.add("6", "ada")
     larger = ExpiredIds(5, path)
-    larger.add("op-7")
-    assert [number for number in range(9) if f"op-{number}" in larger] == [3, 4, 5, 6, 7]
+    larger.add("7", "ada")
+    assert refused(larger, *"012345678") == [*"34567"]
     smaller = ExpiredIds(2, path)
-    assert [number for number in range(9) if f"op-{number}" in smaller] == [6, 7]
+    assert refused(smaller, *"012345678") == [*"67"]
+
+
+def test_flood_of_one_owner_makes_nobody_elses_id_run_again(tmp_path: Path) -> None:
+    """A second execution is what operation ids are there to rule out."""
+    path = tmp_path / "expired"
+    ids = ExpiredIds(100, path)
+    add(ids, "ada", ["ada-0", "ada-1"])
+    add(ids, None, ["node-0"])
+    for began in (0, 500):
+        add(ids, "bob", (f"bob-{number}" for number in range(began, began + 500)))
+
+        assert refused(ids, "ada-0", "ada-1", "node-0") == ["ada-0", "ada-1", "node-0"]
+        newest = [f"bob-{number}" for number in range(began + 403, began + 500)]
+        assert refused(ids, *(f"bob-{number}" for number in range(1000))) == newest
+        ids = ExpiredIds(100, path)  # the next process
+
+
+def test_more_owners_than_ids_keep_the_newest(tmp_path: Path) -> None:
+    """The bound holds however many there are."""
+    ids = ExpiredIds(3, tmp_path / "expired")
+    for number in range(9):
+        ids.add(f"op-{number}", f"owner-{number}")
+    assert len(refused(ids, *(f"op-{number}" for number in range(9)))) == 3
+    assert "op-8" in ids
 
 
 def test_file_that_is_none_refuses_nothing(tmp_path: Path) -> None:
     """A disk that was full while it was made must not keep a node from starting."""
     path = tmp_path / "expired"
-    path.write_bytes(b"\0" * 7)
-    assert "op" not in ExpiredIds(4, path)
-    path.write_bytes(b"\xff" * 64)
-    ids = ExpiredIds(4, path)
-    ids.add("op")
-    assert "op" in ExpiredIds(4, path)
+    for content in (b"\0" * 7, b"\xff" * 64, b"expired\2" + b"\0" * 30):
+        path.write_bytes(content)
+        ids = ExpiredIds(4, path)
+        ids.add("op", None)
+        assert "op" in ExpiredIds(4, path)

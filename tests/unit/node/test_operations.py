@@ -235,6 +235,25 @@ async def test_expired_ids_are_remembered_up_to_the_bound(make_node: NodeMaker) 
         await node.wait_exec("op-3")
 
 
+async def test_flood_of_one_owner_lets_nobody_elses_operation_run_again(
+    make_node: NodeMaker,
+) -> None:
+    """Ids are fairly shared too: a result may be lost, a second execution never comes of it."""
+    node = await make_node(result_ttl_s=0.01, expired_ids=8)
+    ada, bob = [
+        await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))
+        for owner in ("ada", "bob")
+    ]
+    request = ExecRequest(command=TRACE, operation_id="ada-0")
+    await node.exec(ada.id, request)
+    for n in range(20):
+        await node.exec(bob.id, ExecRequest(command="true", operation_id=f"bob-{n}"))
+
+    with pytest.raises(OperationExpiredError):
+        await node.exec(ada.id, request)
+    assert await runs(node, ada.id) == 1
+
+
 async def test_create_with_same_id_makes_one_sandbox(
     make_node: NodeMaker, held: HeldRuntime
 ) -> None:
