@@ -48,8 +48,11 @@ def _stat(pid: int) -> list[str]:
 
 
 def _own(pid: int) -> float:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    except OSError:  # it has ended
+        return 0.0
 
 
 def _reaped(pid: int) -> float:

@@ -421,7 +421,7 @@ struct exec *exec_new(const struct exec_spec *spec)
 	exec->kill_bytes = spec->kill_bytes;
 	exec->out.exec = exec->err.exec = exec;
 	exec->timer.fire = timer_fired;
-	exec->began_ns = now_ns();
+	exec->began_ns = worker.started_ns = now_ns();
 	exec->began_real_ns = clock_ns(CLOCK_REALTIME);
 	exec->deadline = spec->deadline_ns ? exec->began_ns + spec->deadline_ns : 0;
 	exec->ooms_before = cgroup_ooms(exec->sandbox);

@@ -356,7 +356,6 @@ bool launch_begin(struct launch *launch, uint64_t patience_ns)
 	int pid;
 
 	forget_peak();
-	worker.started_ns = now_ns();
 	pid = begin_inside(launch);
 	if (pid < 0)
 		launch->error = pid;

@@ -241,7 +241,7 @@ struct worker {
 	bool swollen; /* has given back memory since it was last forgotten how much it had */
 	uint64_t sandboxes;
 	uint64_t execs;
-	uint64_t started_ns; /* when it last began to start a command, CLOCK_MONOTONIC */
+	uint64_t started_ns; /* when the command that came last began, CLOCK_MONOTONIC */
 	uint64_t kept_files;
 	struct cgroup_bases cgroups;
 	struct source inotify_source;

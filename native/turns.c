@@ -2,8 +2,8 @@
  * Whose output is read next. Streams that have something stand in a lane of their sandbox, the lanes in
  * a ring; each turn of the loop reads a little and then looks for requests and reports again. A
  * sandbox that floods its pipes so waits for itself, not its neighbours for it. What has written much
- * has a lane apart, and while commands start only a share of the time: what writes without end
- * takes the processors that they need, and it is the reading that lets it.
+ * has a lane apart, and while others start commands only a share of the time: what writes without
+ * end takes the processors that they need, and it is the reading that lets it.
  */
 #define _GNU_SOURCE
 
@@ -24,10 +24,13 @@
 
 /* From so much on a stream is one of many bytes. */
 #define BULK_BYTES (1u << 20)
-/* While commands start, each read of those is followed by a pause, so much as long as it took. */
-#define BULK_PAUSE 9u
+/*
+ * While others start commands, each read of those is followed by a pause, so much as long as it
+ * took. They do until they have not for a while: what they started is to be answered, too.
+ */
+#define BULK_PAUSE 19u
 #define BULK_PAUSE_MAX_NS (10 * NS_PER_MS)
-#define STARTING_NS (20 * NS_PER_MS)
+#define STARTING_NS NS_PER_S
 
 static struct link lanes = RING(lanes);
 static struct link bulk_lanes = RING(bulk_lanes);
@@ -160,12 +163,15 @@ static void look_again(struct timer *)
 
 static void run_bulk(void)
 {
+	struct lane *lane = container_of(bulk_lanes.next, struct lane, link);
+	struct stream *stream = container_of(lane->streams.next, struct stream, link);
+	bool own = stream->exec->began_ns == worker.started_ns;
 	uint64_t began = now_ns();
 	uint64_t took, pause;
 
 	serve_next(&bulk_lanes);
 	took = now_ns() - began;
-	if (began + took - worker.started_ns > STARTING_NS)
+	if (own || began + took - worker.started_ns > STARTING_NS)
 		return;
 	pause = BULK_PAUSE * took;
 	bulk_pause.fire = look_again;
