@@ -35,19 +35,20 @@ class ExpiredIds:
         self._memory: mmap.mmap | None = None
         if path is None:
             return
-        kept = _read(path)
         size = len(_FORM) + most * _RECORD.size
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fresh = path.with_name(f"{path.name}.new")  # a kill, or a full disk, costs no id
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(fresh, flags, 0o600)
         try:
-            os.ftruncate(fd, 0)
             # Else a full disk would be a SIGBUS of the whole process.
             os.posix_fallocate(fd, 0, size)
             self._memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
         self._memory[: len(_FORM)] = _FORM
-        for _, whose, digest in kept:
+        for _, whose, digest in _read(path):
             self._add(digest, whose)
+        fresh.replace(path)
 
     def __contains__(self, operation_id: str) -> bool:
         return _digest(operation_id) in self._slots

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 from coldframe.node.expired import ExpiredIds
 
@@ -58,6 +62,23 @@ def test_more_owners_than_ids_keep_the_newest(tmp_path: Path) -> None:
         ids.add(f"op-{number}", f"owner-{number}")
     assert len(refused(ids, *(f"op-{number}" for number in range(9)))) == 3
     assert "op-8" in ids
+
+
+def test_disk_that_is_full_at_the_next_start_costs_no_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be written anew is still there for the process after that."""
+    path = tmp_path / "expired"
+    add(ExpiredIds(4, path), None, ["op"])
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(os, "posix_fallocate", full)
+        ExpiredIds(4, path)
+
+    assert "op" in ExpiredIds(4, path)
 
 
 def test_file_that_is_none_refuses_nothing(tmp_path: Path) -> None:
