@@ -78,8 +78,9 @@ def serve(
     """Serve this machine's node to clients: on a unix socket, and on TCP with --listen.
 
     Clients of this machine find it by its socket, node.sock in COLDFRAME_HOME, and start it there
-    if nobody serves (then with --idle-exit 300): a home has one node. TCP asks for keys
-    (coldframe key create); as long as there is none, it is loopback only.
+    if nobody serves (then with --idle-exit 300): a home has one node. One with --idle-exit leaves
+    to one without, and its sandboxes with it. TCP asks for keys (coldframe key create); as long as
+    there is none, it is loopback only.
 
     Sandboxes outlive this process: who serves the same home next goes on with them. SIGTERM lets
     requests come to their end, then ends every sandbox; a second one, and SIGUSR1, leave them to
@@ -194,8 +195,10 @@ async def _serve(
     paths = _sockets(unix, None if behind.node_url is not None else settings.home)
     handed = Handover.taken()
     sockets.go_on(handed.locks)
+    stands_in = idle_exit_s is not None
     for path in paths:
-        await sockets.claim(path)
+        own = path == places.socket_of(settings.home)
+        await sockets.claim(path, relieve=own and not stands_in, stand_in=own and stands_in)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(behind.store_url, settings.home))
         chosen = GatewaySettings(audit=settings.home / audit.DIRECTORY)

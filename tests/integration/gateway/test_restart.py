@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from coldframe import CursorExpiredError, Sandbox, SandboxClient
+from coldframe.cli import node
 from coldframe.host import census
 from coldframe.protocol import tracing
 from coldframe.protocol.models import ExecResult
@@ -147,6 +148,29 @@ def test_replaced_under_200_commands_none_is_lost_or_run_twice(services: Service
         burst.assert_right()
         assert client.ledger().balanced
     assert services.log.read_text().count("serving unix:") == 2
+
+
+def test_service_takes_over_from_the_node_that_a_client_started(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may be faster than systemd; the service must not stay away for that."""
+    for name, value in services.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("COLDFRAME_URL")
+    services.start("--listen", "127.0.0.1:0")
+    with SandboxClient() as joined:
+        sandbox = joined.create_sandbox(IMAGE)
+        services.kill()
+        process = sandbox.start("while ! test -e /gate; do sleep 0.05; done; echo on")
+        stand_in = node.pid_of_node(services.home)
+        serving = services.start("--listen", "127.0.0.1:0")
+        wait_until(lambda: node.pid_of_node(services.home) == serving.pid)
+        wait_until(lambda: not Path(f"/proc/{stand_in}").exists())
+        sandbox.files.write("/gate", b"")
+        assert process.wait().text == "on\n"
+        assert node.pid_of_node(services.home) == serving.pid
+        again = services.command("serve")
+        assert (again.returncode, "another node serves" in again.stderr) == (1, True)
 
 
 def test_node_that_ends_and_leaves_a_cgroup_is_found_by_gc(services: Services) -> None:
