@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 cat > /srv/queue/queued.py <<'PY'
-"""A job queue over TCP. One thread: asyncio takes care of slow clients."""
+"""A job queue over TCP. One thread; clients take turns, request by request."""
 
 import asyncio
 import heapq
@@ -77,6 +77,7 @@ async def serve_client(queue, reader, writer):
             skipping = False
             writer.write(answer.encode() + b"\n")
             await writer.drain()
+            await asyncio.sleep(0)  # many requests at once must not hold up the other clients
     except (asyncio.IncompleteReadError, ConnectionError):
         pass  # the client has left; its jobs go back below
     finally:
