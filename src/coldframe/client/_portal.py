@@ -188,7 +188,10 @@ class Portal:
 
     def connect(self, work: Coroutine[Any, Any, AsyncConnection]) -> Connection:
         """Return a real socket that is relayed to the connection that `work` opens."""
-        return self.run(_relayed(work))
+        try:
+            return self.run(_relayed(work))
+        finally:
+            work.close()  # where it never began, as on a closed client
 
     def close(self) -> None:
         """Run the final work, then end the thread. Later calls do nothing."""

@@ -100,14 +100,17 @@ def test_create_bad_limit_is_refused_before_anything(client: SandboxClient) -> N
     assert client.ledger().created == 0
 
 
+@pytest.mark.filterwarnings("error")
 def test_closed_client_refuses(tmp_path: Path) -> None:
-    """Never a hang, never an attribute error."""
+    """Never a hang, never an attribute error, never a warning about what was not awaited."""
     client = SandboxClient(in_process=True, runtime="fake", home=tmp_path)
     sandbox = client.create_sandbox("x")
     client.close()
     client.close()
     with pytest.raises(ClientClosedError):
         sandbox.exec("true")
+    with pytest.raises(ClientClosedError):
+        sandbox.connect(80)
     with pytest.raises(ClientClosedError):
         client.ledger()
 
