@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,11 +53,14 @@ def _image_check(home: Path) -> tuple[Check, str | None]:
 
     names: list[str] = []
     try:
-        if (home / "images").is_dir():
-            with ImageStore(home / "images") as store:
-                names = [record.name for record in store.list()]
+        (home / "images").stat()
+        with ImageStore(home / "images") as store:
+            names = [record.name for record in store.list()]
+    except FileNotFoundError:
+        pass  # nothing was made yet
     except (ColdframeError, OSError) as error:
-        return Check("images", False, render.sentence(str(error)), "run as root", False), None
+        remedy = "run as root" if os.geteuid() != 0 else f"look at {home / 'images'}"
+        return Check("images", False, render.sentence(str(error)), remedy, False), None
     missing = [name for name in WANTED_IMAGES if name not in names]
     detail = f"{len(names)} in the store" + (f", but not {', '.join(missing)}" if missing else "")
     remedy = "; ".join(f"coldframe image bootstrap {name}" for name in missing)

@@ -7,6 +7,7 @@ helps. Needs root for most; without it the checks say so.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import resource
@@ -61,6 +62,10 @@ class Check:
 
 
 _AS_ROOT = "root is needed, also to tell what else is missing: sudo coldframe doctor"
+_ALLOW_IT = (
+    "the kernel, or the container that this runs in, does not allow it: in a container, run it "
+    "with --privileged"
+)
 _WITHOUT_ROOT = (
     "real sandboxes need root: sudo coldframe doctor. Without it, use a node that root runs "
     "(sudo coldframe serve --listen 127.0.0.1:8080) by COLDFRAME_URL=http://127.0.0.1:8080"
@@ -121,7 +126,8 @@ def _run(name: str, required: bool, probe: Callable[[], str]) -> Check:
         error = missing
         detail, _, remedy = str(missing).partition("; ")
     except OSError as refused:
-        error, detail, remedy = refused, f"{refused.strerror or refused}", _AS_ROOT
+        error, detail = refused, _said(refused)
+        remedy = _AS_ROOT if os.geteuid() != 0 else _ALLOW_IT
     if os.geteuid() != 0 and name != "root" and _for_want_of_rights(error):
         remedy = _AS_ROOT  # whatever else would help cannot be told yet
     return Check(name, False, detail, remedy, required)
@@ -133,6 +139,35 @@ def _for_want_of_rights(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _said(error: OSError) -> str:
+    """Say what was refused to whom: what cannot be reached is not what is not there."""
+    if not (isinstance(error, PermissionError) and isinstance(error.filename, str)):
+        return str(error.strerror or error)
+    path = Path(error.filename)
+    closed = next((up for up in reversed(path.parents) if not os.access(up, os.X_OK)), None)
+    wanted = f"enter {closed}, where {path} lies" if closed else f"use {path}"
+    return f"user {os.geteuid()} may not {wanted}"
+
+
+def _there(path: Path) -> bool:
+    """Whether there is such a file. Raises PermissionError where that cannot be seen."""
+    try:
+        path.stat()  # `exists` takes what cannot be reached for missing, from Python 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _is_program(path: Path) -> bool:
+    """Whether there is a program. Raises PermissionError if it may be one for root alone."""
+    if not _there(path):
+        return False
+    able = os.access(path, os.X_OK)
+    if not able and os.geteuid() != 0:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return able
 
 
 # --- the kernel -----------------------------------------------------------------------
@@ -175,7 +210,7 @@ def _capabilities() -> str:
 
 def _program() -> str:
     path = Path(str(resources.files("coldframe") / "_native" / "coldframe-native"))
-    if not os.access(path, os.X_OK):
+    if not _is_program(path):
         raise _UnmetError(f"{path} is missing", "make setup")
     return str(path)
 
@@ -212,7 +247,7 @@ def _pidfd() -> str:
 
 def _seccomp() -> str:
     actions = Path("/proc/sys/kernel/seccomp/actions_avail")
-    if not actions.exists() or "errno" not in actions.read_text().split():
+    if not _there(actions) or "errno" not in actions.read_text().split():
         raise _UnmetError("no seccomp filters", "a kernel with CONFIG_SECCOMP_FILTER is needed")
     return "filters"
 
@@ -248,11 +283,12 @@ def _home(home: Path) -> str:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise _UnmetError(
-            f"{home}: {error.strerror}", "set COLDFRAME_HOME to a directory that can be written"
+            f"{home}: {_said(error)}", "set COLDFRAME_HOME to a directory that can be written"
         ) from error
     if not os.access(home, os.W_OK):
         raise _NoRightsError(
-            f"{home} cannot be written", "set COLDFRAME_HOME to a directory that can be written"
+            f"user {os.geteuid()} cannot write {home}",
+            "set COLDFRAME_HOME to a directory that can be written",
         )
     return f"{home} on {file_system_of(home)}"
 
@@ -320,9 +356,9 @@ def _btrfs(home: Path) -> str:
 
 def _tool(name: str, package: str) -> str:
     path = shutil.which(name, path=_PATH)
-    if path is None:
+    if path is None and not any(_is_program(Path(place, name)) for place in _PATH.split(":")):
         raise _UnmetError(f"{name} is missing", f"apt-get install {package}")
-    return path
+    return str(path)
 
 
 def _disk(home: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import coldframe
 from coldframe.cli import doctor
 from coldframe.host.doctor import Check
 from coldframe.images.base import Image
@@ -92,28 +94,56 @@ def test_doctor_without_images_says_how_to_get_one(tmp_path: Path) -> None:
     }
 
 
-def test_doctor_without_root_comes_to_its_end_and_names_root() -> None:
-    """That is when it is needed most; it named other file systems and kernels, or nothing."""
+def test_doctor_without_root_comes_to_its_end_and_names_root(tmp_path: Path) -> None:
+    """That is when it is needed most; it named other file systems and kernels, or nothing.
+
+    What that user cannot reach was missing, and to be built again.
+    """
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    shutil.copytree(
+        Path(coldframe.__file__).parent,
+        closed / "coldframe",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     script = (
         "import os, sys\n"
         "from coldframe.cli.main import main\n"
-        "main(['doctor', '--json'])\n"  # loads what may lie where that user cannot read
+        "main(['doctor', '--json'])\n"  # loads what that user cannot read
         "print('--- without rights ---', flush=True)\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "sys.exit(main(['doctor', '--json']))\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(closed), "COLDFRAME_HOME": str(closed / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
     assert ended.returncode == 1
     said = json.loads(ended.stdout.partition("--- without rights ---")[2])
-    failed = {check["name"]: check["remedy"] for check in said["checks"] if not check["ok"]}
-    assert {"root", "capabilities", "cgroups", "home", "mount api"} <= set(failed)
-    assert "sudo coldframe doctor" in failed["root"]
-    assert "COLDFRAME_URL" in failed["root"]  # what works without
-    assert all("root" in remedy for remedy in failed.values()), failed
+    failed = {check["name"]: check for check in said["checks"] if not check["ok"]}
+    assert {"root", "capabilities", "cgroups", "mount api"} <= set(failed)
+    for name in ("native program", "home", "disk space", "images"):
+        assert str(closed) in failed[name]["detail"]
+    assert "user 65534 may not enter" in failed["native program"]["detail"]
+    assert "sudo coldframe doctor" in failed["root"]["remedy"]
+    assert "COLDFRAME_URL" in failed["root"]["remedy"]  # what works without
+    assert all("root" in check["remedy"] for check in failed.values()), failed
     assert ended.stderr == ""
+
+
+def test_doctor_as_root_is_not_told_to_become_root(tmp_path: Path) -> None:
+    """A kernel or a container that refuses root needs another remedy."""
+    (tmp_path / "images").write_text("no directory")
+
+    code, checks = _checks(tmp_path)
+
+    assert code == 0
+    assert checks["images"]["remedy"] == f"look at {tmp_path / 'images'}"
 
 
 def test_doctor_gives_a_remedy_for_whatever_is_missing(
