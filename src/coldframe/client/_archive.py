@@ -24,8 +24,9 @@ from coldframe.protocol.errors import (
     PathExistsError,
     PathRefusedError,
 )
-from coldframe.protocol.pieces import PIECE_BYTES
 from coldframe.protocol.sparse import content, data_extents, sparse_headers, sparse_map
+from coldframe.protocol.sparse_maps import DamagedArchiveError
+from coldframe.protocol.tar import TarReader, leads_out
 from coldframe.protocol.text import excerpt
 
 MAX_MEMBERS = 1_000_000
@@ -77,28 +78,25 @@ def unpack(
     target.mkdir(parents=True, exist_ok=True)
     root = os.open(target, _DIRECTORY)
     try:
-        with tarfile.open(fileobj=_PieceReader(next_piece), mode="r|", bufsize=_BUFFER) as archive:
-            count = _Unpacker(root, archive, max_bytes, on_refused).run()
-    except tarfile.TarError as error:
+        reader = TarReader(lambda _: next_piece())
+        return _Unpacker(root, reader, max_bytes, on_refused).run()
+    except DamagedArchiveError as error:
         raise FileError(f"the archive is damaged: {error}") from error
     finally:
         os.close(root)
-    while next_piece():
-        pass
-    return count
 
 
 class _Unpacker:
     def __init__(
-        self, root: int, archive: tarfile.TarFile, max_bytes: int, on_refused: OnRefused | None
+        self, root: int, reader: TarReader, max_bytes: int, on_refused: OnRefused | None
     ) -> None:
-        self._root, self._archive, self._on_refused = root, archive, on_refused
+        self._root, self._reader, self._on_refused = root, reader, on_refused
         self._max = self._left = max_bytes
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
 
     def run(self) -> int:
         count = 0
-        while (member := self._archive.next()) is not None:
+        for member in self._reader:
             count += 1
             if count > MAX_MEMBERS:
                 raise FileTooLargeError(f"the archive has more than {MAX_MEMBERS} members")
@@ -109,8 +107,6 @@ class _Unpacker:
                     raise
                 self._on_refused(str(error))
                 count -= 1
-            # tarfile remembers every member; a stream of a million would fill memory.
-            self._archive.members = []  # type: ignore[attr-defined]
         for parts, member in reversed(self._modes):
             with self._directory(parts) as fd:
                 _finish(fd, member)
@@ -165,24 +161,15 @@ class _Unpacker:
             )
 
     def _file(self, member: tarfile.TarInfo, name: str, parent: int) -> None:
-        source = self._archive.extractfile(member)
-        assert source is not None
-        fd = os.open(name, _FILE, 0o600, dir_fd=parent)
-        with source, open(fd, "wb") as file:  # noqa: PTH123
-            while piece := source.read(PIECE_BYTES):
-                self._take(piece)
-                if piece.count(0) == len(piece):
-                    file.seek(len(piece), os.SEEK_CUR)  # keep it sparse
-                else:
-                    file.write(piece)
-            file.truncate(file.tell())
-            file.flush()
-            _finish(fd, member)
-
-    def _take(self, piece: bytes) -> None:
-        self._left -= len(piece)
+        self._left -= member.size
         if self._left < 0:
             raise FileTooLargeError(f"the tree holds more than {self._max} bytes")
+        fd = os.open(name, _FILE, 0o600, dir_fd=parent)
+        try:
+            self._reader.write(member, fd)
+            _finish(fd, member)
+        finally:
+            os.close(fd)
 
     @contextlib.contextmanager
     def _directory(self, parts: tuple[str, ...], *, make: bool = False) -> Iterator[int]:
@@ -231,11 +218,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _check_link(member: tarfile.TarInfo, *, depth: int) -> None:
     target = member.linkname
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    ups = 0
-    while ups < len(parts) and parts[ups] == "..":
-        ups += 1
-    if target.startswith("/") or ups > depth or ".." in parts[ups:]:
+    if leads_out(target, depth):
         raise PathRefusedError(f"link {excerpt(member.name)} -> {excerpt(target)} may lead outside")
 
 

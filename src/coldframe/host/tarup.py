@@ -12,36 +12,18 @@ import os
 import stat
 import tarfile
 from collections.abc import Callable
-from typing import IO, Any, cast
 
 from coldframe.host import syscalls
 from coldframe.host.fileops import make_directory, temporary_name
 from coldframe.host.roottree import RootTree, closing, fd_path, typed, typed_errors
 from coldframe.protocol.errors import FileError, PathRefusedError
+from coldframe.protocol.sparse_maps import DamagedArchiveError
+from coldframe.protocol.tar import TarReader
 from coldframe.protocol.text import excerpt
 
-_PIECE = 1 << 20
-_HEADER_BUDGET = 16 << 20
 _DIRECTORY_TIMES_LIMIT = 100_000
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.RESOLVE_NO_XDEV
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class _Budgeted:
-    """A file object that refuses to feed one header more than is sensible."""
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self._read = read
-        self.budget: int | None = _HEADER_BUDGET
-
-    def read(self, size: int) -> bytes:
-        """Return at most `size` bytes, empty at the end."""
-        data = self._read(size)
-        if self.budget is not None:
-            self.budget -= len(data)
-            if self.budget < 0:
-                raise FileError(f"a header of the archive is larger than {_HEADER_BUDGET} bytes")
-        return data
 
 
 def unpack(
@@ -58,13 +40,12 @@ def unpack(
 
     Raises typed file errors; FileError for what is no archive.
     """
-    source = _Budgeted(read)
     try:
         with typed_errors(path):
             make_directory(tree, path, 0o755, parents=True, exist_ok=True)
             with closing(tree.open(path, os.O_PATH | os.O_DIRECTORY)) as target:
-                return _Unpacking(tree, target, owner, become).run(source)
-    except (tarfile.TarError, ValueError, EOFError) as error:
+                return _Unpacking(tree, target, owner, become).run(TarReader(read))
+    except DamagedArchiveError as error:
         raise FileError(f"{excerpt(path)}: not a valid archive: {error}") from error
 
 
@@ -80,36 +61,26 @@ class _Unpacking:
         self._owner, self._become = owner, become
         self._directory_times: list[tuple[bytes, float]] = []
 
-    def run(self, source: _Budgeted) -> int:
+    def run(self, reader: TarReader) -> int:
         """Unpack all members and return their number."""
         count = 0
-        with tarfile.open(
-            mode="r|", fileobj=cast(Any, source), encoding="utf-8", errors="surrogateescape"
-        ) as archive:
-            while True:
-                source.budget = _HEADER_BUDGET
-                member = archive.next()
-                if member is None:
-                    break
-                source.budget = None
-                self._member(archive, member)
-                # The archive remembers every member otherwise.
-                cast(Any, archive).members.clear()
-                count += 1
+        for member in reader:
+            self._member(reader, member)
+            count += 1
         for name, mtime in self._directory_times:
             with contextlib.suppress(OSError):  # replaced meanwhile by the sandbox
                 self._set_time(name, mtime)
         return count
 
-    def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _member(self, reader: TarReader, member: tarfile.TarInfo) -> None:
         name = _relative(member.name)
         uid, gid = self._owner or (member.uid, member.gid)
         self._become(self._tree.host_id(uid), self._tree.host_id(gid))
         try:
             if member.isdir():
                 self._directory(name, member)
-            elif member.isreg() or member.issparse():
-                self._file(archive, name, member)
+            elif member.isreg():
+                self._file(reader, name, member)
             elif member.issym():
                 self._symbolic_link(name, member)
             elif member.islnk():
@@ -165,14 +136,14 @@ class _Unpacking:
         if len(self._directory_times) < _DIRECTORY_TIMES_LIMIT:
             self._directory_times.append((name, member.mtime))
 
-    def _file(self, archive: tarfile.TarFile, name: bytes, member: tarfile.TarInfo) -> None:
+    def _file(self, reader: TarReader, name: bytes, member: tarfile.TarInfo) -> None:
         parent, last = self._parent(name)
         with closing(parent):
             temporary = temporary_name()
             fd = os.open(temporary, _NEW_FILE, 0o600, dir_fd=parent)
             try:
                 with closing(fd):
-                    _copy(archive, member, fd)
+                    reader.write(member, fd)
                     self._own(fd, member)
                     os.fchmod(fd, member.mode & 0o7777)
                     os.utime(fd, (member.mtime, member.mtime))
@@ -242,20 +213,3 @@ def _require_linkable(parent: int, name: bytes, member: tarfile.TarInfo) -> None
     mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise PathRefusedError(f"member {excerpt(member.name)} links to what is no file")
-
-
-def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, fd: int) -> None:
-    """Write a member's content, leaving its holes. The archive stands at its first byte."""
-    source = cast(IO[bytes], archive.fileobj)
-    extents: list[tuple[int, int]] = getattr(member, "sparse", None) or [(0, member.size)]
-    for start, length in extents:
-        at, end = start, start + length
-        while at < end:
-            data = source.read(min(_PIECE, end - at))
-            if not data:
-                raise tarfile.ReadError("unexpected end of data")
-            view = memoryview(data)
-            while view:
-                done = os.pwrite(fd, view, at)
-                at, view = at + done, view[done:]
-    os.ftruncate(fd, member.size)

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Self, cast
 
 from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.images import names
@@ -25,21 +24,15 @@ from coldframe.images.base import Image, ImageConfig, Progress, quiet
 from coldframe.images.digest import MAX_FILE, layer_xattrs
 from coldframe.images.store import ImageStore
 from coldframe.images.trees import NO_SPACE
-from coldframe.images.writer import BLOCK, Metadata, TreeWriter, copy_content, split, write_all
+from coldframe.images.writer import Metadata, TreeWriter, copy_content, split
 from coldframe.protocol.errors import ImageError
+from coldframe.protocol.sparse_maps import DamagedArchiveError
+from coldframe.protocol.tar import TarReader
 from coldframe.protocol.text import excerpt
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFAULT_CONFIG = ImageConfig(env=(("PATH", PATH),))
-_MAX_HEADER = 1 << 20
 _XATTR = "SCHILY.xattr."
-_EXTENDED = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
 _REPORT_EVERY = 5000
 
 
@@ -72,62 +65,25 @@ def import_image(
     return store.tag(name, [layer], config)
 
 
-class _StrictInfo(tarfile.TarInfo):
-    """Headers as tarfile reads them, but damage is an error where tarfile would just stop."""
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(archive)
-        except tarfile.HeaderError as error:
-            if type(error).__name__ == "EOFHeaderError":
-                raise  # the mark that ends an archive
-            raise ImageError(f"cut short or damaged ({error})") from error
-        except (ValueError, LookupError, OverflowError) as error:
-            raise ImageError(f"a damaged extended header ({error})") from error
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        info = super().frombuf(buf, encoding, errors)
-        if info.type in _EXTENDED and not 0 <= info.size <= _MAX_HEADER:
-            raise ImageError(f"a header of {info.size} bytes; at most {_MAX_HEADER} are read")
-        return info
-
-
-class _StrictTar(tarfile.TarFile):
-    tarinfo = _StrictInfo
-    members: list[tarfile.TarInfo]
-
-
 def unpack_tar(stream: Readable, tree: Path, shown: str, progress: Progress = quiet) -> None:
     """Unpack a plain tar stream into an empty directory, in one pass.
 
     `shown` names the archive in messages. Raises as `import_image` does.
     """
     try:
-        with (
-            _StrictTar.open(
-                fileobj=cast("IO[bytes]", stream),
-                mode="r|",
-                encoding="utf-8",
-                errors="surrogateescape",
-            ) as archive,
-            TreeWriter(tree) as writer,
-        ):
+        with TreeWriter(tree) as writer:
+            reader = TarReader(stream.read)
             count = 0
-            while (info := archive.next()) is not None:
-                archive.members = []  # tarfile would keep every header in memory
+            for info in reader:
                 with _member_named(info.name):
-                    _unpack_member(archive, info, writer)
+                    _unpack_member(reader, info, writer)
                 count += 1
                 if count % _REPORT_EVERY == 0:
                     progress(f"unpacked {count} entries")
-            while stream.read(BLOCK):
-                pass  # to the end, so that a decompressor checks its sums
             progress(f"unpacked {count} entries")
-    except ImageError as error:
+    except (ImageError, DamagedArchiveError) as error:
         raise ImageError(f"{shown}: {error}") from error
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the system; gzip and bzip2 complain without a number
         raise ImageError(f"{shown}: not a tar archive, or damaged ({error})") from error
@@ -146,13 +102,13 @@ def _member_named(name: str) -> Iterator[None]:
         raise ImageError(f"{excerpt(name)}: {error.strerror or error}") from error
 
 
-def _unpack_member(archive: tarfile.TarFile, info: tarfile.TarInfo, writer: TreeWriter) -> None:
+def _unpack_member(reader: TarReader, info: tarfile.TarInfo, writer: TreeWriter) -> None:
     path = _raw(info.name)
     metadata = Metadata(
         mode=info.mode & 0o7777,
         uid=info.uid,
         gid=info.gid,
-        mtime_ns=_nanoseconds(info),
+        mtime_ns=max(0, int(info.mtime)) * 10**9,
         xattrs=dict(_carried_xattrs(info)),
     )
     if info.isdir():
@@ -166,11 +122,11 @@ def _unpack_member(archive: tarfile.TarFile, info: tarfile.TarInfo, writer: Tree
     elif info.ischr() or info.isblk():
         refuse_device(path)
     elif info.isreg():
-        if not 0 <= info.size <= MAX_FILE:
+        if info.size > MAX_FILE:
             raise ImageError(
                 f"{excerpt(info.name)} has {info.size} bytes; at most {MAX_FILE} are kept"
             )
-        writer.file(path, metadata, lambda fd: _copy_member(archive, info, fd))
+        writer.file(path, metadata, lambda fd: reader.write(info, fd))
     else:
         raise ImageError(f"{excerpt(info.name)} is of the unknown kind {info.type!r}")
 
@@ -184,25 +140,6 @@ def refuse_device(path: bytes) -> None:
     parts = split(path)
     if parts[:1] != (b"dev",):
         raise ImageError(f"{excerpt(path)} is a device; only those under dev/ are left out")
-
-
-def _copy_member(archive: tarfile.TarFile, info: tarfile.TarInfo, fd: int) -> None:
-    # typeshed calls the map bytes; it is a list of (offset, length).
-    extents = cast("list[tuple[int, int]]", info.sparse or [(0, info.size)])
-    assert archive.fileobj is not None
-    archive.fileobj.seek(info.offset_data)
-    for offset, length in extents:
-        if offset < 0 or length < 0 or offset + length > info.size:
-            raise ImageError(f"{excerpt(info.name)} has a sparse map that does not fit its size")
-        os.lseek(fd, offset, os.SEEK_SET)
-        rest = length
-        while rest:
-            data = archive.fileobj.read(min(BLOCK, rest))
-            if not data:
-                raise ImageError(f"{excerpt(info.name)}: the archive is cut short")
-            write_all(fd, data)
-            rest -= len(data)
-    os.ftruncate(fd, info.size)
 
 
 def _carried_xattrs(info: tarfile.TarInfo) -> Iterator[tuple[str, bytes]]:
@@ -219,14 +156,6 @@ def may_import_xattr(name: str) -> bool:
     return name == "security.capability" or (
         name.startswith("user.") and not name.startswith("user.overlay.")
     )
-
-
-def _nanoseconds(info: tarfile.TarInfo) -> int:
-    """Return the time of change, kept within what every file system can hold."""
-    try:
-        return max(0, min(int(float(info.mtime)), 1 << 33)) * 10**9
-    except (ValueError, OverflowError):
-        return 0
 
 
 def _raw(text: str) -> bytes:

@@ -9,13 +9,15 @@ import hashlib
 import os
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from coldframe.protocol.errors import FileError
 from coldframe.protocol.models import MIB
+from coldframe.protocol.sparse_maps import DamagedArchiveError
+from coldframe.protocol.tar import TarReader, leads_out
 from coldframe.rollouts.artifacts import Artifact as Declared
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.verification import Artifact
@@ -46,8 +48,22 @@ class Sifted:
     """The last directory that is left out, with a slash."""
 
     def run(self, source: IO[bytes], target: IO[bytes], until: float) -> bool:
-        """Copy what may go on; False if there is too much of it, or no time left."""
-        for member, start, end in _members(source):
+        """Copy what may go on; False if there is too much of it, or no time left.
+
+        Raises:
+            FileError: it is no archive.
+        """
+        try:
+            if not self._copy_members(source, target, until):
+                return False
+        except DamagedArchiveError as error:
+            raise FileError(f"not a valid archive: {error}") from error
+        target.write(bytes(2 * _BLOCK))
+        return True
+
+    def _copy_members(self, source: IO[bytes], target: IO[bytes], until: float) -> bool:
+        reader = _reader(source)
+        for member in reader:
             if time.monotonic() > until:
                 return False
             if self.directory and self._excluded(member):
@@ -59,9 +75,8 @@ class Sifted:
             if reason:
                 self.refused.append((path, reason))
                 continue
-            self.entries.append(self._entry(member, path, source))
-            copy(source, target, start, end)
-        target.write(bytes(2 * _BLOCK))
+            self.entries.append(self._entry(member, path, reader))
+            copy(source, target, reader.start, reader.end)
         return True
 
     def _excluded(self, member: tarfile.TarInfo) -> bool:
@@ -84,25 +99,26 @@ class Sifted:
         if not parts or member.name.startswith("/") or ".." in parts:
             return "a name that leads outside"
         if member.issym():
-            return _leaves(member.linkname, depth=len(parts) - 1)
+            if leads_out(member.linkname, len(parts) - 1):
+                return f"a link that may lead outside: {member.linkname[:200]!r}"
+            return None
         if member.islnk():
             return None if member.linkname in self._files else "a hard link to what is left out"
         if not (member.isreg() or member.isdir()):
             return "neither a regular file, a directory nor a link"
         return None
 
-    def _entry(self, member: tarfile.TarInfo, path: str, source: IO[bytes]) -> Artifact:
-        extents = _extents(member)
+    def _entry(self, member: tarfile.TarInfo, path: str, reader: TarReader) -> Artifact:
         digest = None
         if member.isreg():
             self._files.add(member.name)
-            digest = _content_digest(member, source)
+            digest = _content_digest(member, reader)
         return Artifact(
             path=plain_text(path),
             kind=_kind(member),
             size=member.size if member.isreg() else 0,
             sha256=digest,
-            sparse=extents is not None,
+            sparse=reader.extents is not None,
         )
 
 
@@ -122,50 +138,26 @@ def _kind(member: tarfile.TarInfo) -> Any:
     return "hard_link" if member.islnk() else "file"
 
 
-def _leaves(link: str, *, depth: int) -> str | None:
-    """Say how a link would lead out of the tree that it lies `depth` directories deep in."""
-    parts = [part for part in link.split("/") if part not in {"", "."}]
-    ups = 0
-    while ups < len(parts) and parts[ups] == "..":
-        ups += 1
-    if link.startswith("/") or ups > depth or ".." in parts[ups:]:
-        return f"a link that may lead outside: {link[:200]!r}"
-    return None
+def _reader(source: IO[bytes]) -> TarReader:
+    """Read an archive from its begin, whoever else reads in it meanwhile."""
+    at = 0
+
+    def read(size: int) -> bytes:
+        nonlocal at
+        source.seek(at)
+        data = source.read(size)
+        at += len(data)
+        return data
+
+    return TarReader(read)
 
 
-def _members(source: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, int, int]]:
-    """Yield each member with the bytes that are its headers and content.
-
-    Raises:
-        FileError: it is no archive.
-    """
-    try:
-        with tarfile.open(
-            fileobj=source, mode="r:", encoding="utf-8", errors="surrogateescape"
-        ) as archive:
-            while (member := archive.next()) is not None:
-                yield member, member.offset, cast(Any, archive).offset
-                # The archive remembers every member otherwise.
-                cast(Any, archive).members.clear()
-    except (tarfile.TarError, ValueError, EOFError) as error:
-        raise FileError(f"not a valid archive: {error}") from error
-
-
-def _extents(member: tarfile.TarInfo) -> list[tuple[int, int]] | None:
-    return getattr(member, "sparse", None)
-
-
-def _content_digest(member: tarfile.TarInfo, source: IO[bytes]) -> str:
+def _content_digest(member: tarfile.TarInfo, reader: TarReader) -> str:
     digest = hashlib.sha256()
-    extents = _extents(member)
-    length = member.size
-    if extents is not None:
-        digest.update(b"".join(b"%d %d\n" % extent for extent in extents))
-        length = sum(size for _, size in extents)
-    source.seek(member.offset_data)
-    while length > 0 and (piece := source.read(min(_PIECE, length))):
-        digest.update(piece)
-        length -= len(piece)
+    for extent in reader.extents or ():
+        digest.update(b"%d %d\n" % extent)
+    for _, data in reader.content(member):
+        digest.update(data)
     return digest.hexdigest()
 
 

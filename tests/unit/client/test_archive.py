@@ -132,7 +132,7 @@ def test_unpack_more_than_allowed_is_refused(tmp_path: Path) -> None:
         unpack_bytes(data, tmp_path, max_bytes=4096)
 
 
-@pytest.mark.parametrize("cut", [100, 700])
+@pytest.mark.parametrize("cut", [100, 700, 5632])
 def test_unpack_damaged_archive_is_a_typed_failure(cut: int, tmp_path: Path) -> None:
     """A connection that breaks must not look like a small tree."""
     with pytest.raises(ColdframeError) as caught:

@@ -350,8 +350,9 @@ async def test_tar_up_of_what_is_no_archive_is_typed(tree: Tree, content: bytes)
         await tree.files.tar_up("/x", pieces(content))
 
 
-async def test_tar_up_cut_short_is_an_error(tree: Tree) -> None:
-    """A lost connection must not look like a small archive."""
+@pytest.mark.parametrize("kept", [50_000, 100_864])
+async def test_tar_up_cut_short_is_an_error(tree: Tree, kept: int) -> None:
+    """A lost connection must not look like a small archive, nor right behind a member."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         member = tarfile.TarInfo("f")
@@ -359,9 +360,21 @@ async def test_tar_up_cut_short_is_an_error(tree: Tree) -> None:
         archive.addfile(member, io.BytesIO(bytes(100_000)))
 
     with pytest.raises(FileError):
-        await tree.files.tar_up("/x", pieces(buffer.getvalue()[:50_000]))
+        await tree.files.tar_up("/x", pieces(buffer.getvalue()[:kept]))
 
-    assert list((tree.path / "x").iterdir()) == []
+    assert [one.name for one in (tree.path / "x").iterdir()] == ["f"][: kept // 100_000]
+
+
+async def test_tar_up_of_too_large_a_header_is_refused(tree: Tree) -> None:
+    """A caller must not choose how much memory the node takes for a name."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("f")
+        member.pax_headers = {"comment": "c" * (2 << 20)}
+        archive.addfile(member)
+
+    with pytest.raises(FileError, match="at most 1048576 are read"):
+        await tree.files.tar_up("/x", pieces(buffer.getvalue()))
 
 
 async def test_tar_up_whose_sender_fails_ends_with_its_error(tree: Tree) -> None:

@@ -157,6 +157,14 @@ def test_too_many_members_are_refused_as_a_whole() -> None:
     assert not whole
 
 
+@pytest.mark.parametrize("kept", [512, 1536, 1800, 2048])
+def test_archive_that_is_cut_is_refused(kept: int) -> None:
+    """Half of what an agent made must not be judged as all of it."""
+    whole = archive(member("a", size=600), member("b", size=3))
+    with pytest.raises(FileError, match="cut short"):
+        sifted(io.BytesIO(whole.getvalue()[:kept]))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=4096))
 def test_any_bytes_are_an_archive_or_a_typed_error(content: bytes) -> None:
