@@ -88,6 +88,7 @@ def serve(
 
 
 async def _serve(settings: ProxySettings, journals: Path, host: str, port: int) -> int:
+    from coldframe.inference import standing
     from coldframe.inference.admin import Admin
     from coldframe.inference.app import ProxyApp
     from coldframe.inference.proxy import Proxy
@@ -100,10 +101,13 @@ async def _serve(settings: ProxySettings, journals: Path, host: str, port: int) 
         admin_key = _admin_key(journals)
         async with Proxy(settings) as proxy:
             await proxy.check()
+            standing.restore(journals, proxy)
             adopted = proxy.adopt(journals)
             app = ProxyApp(proxy, Admin(proxy, admin_key, journals))
             async with serving(app, host, port) as url:
                 print(f"serving {url}/v1, capture {settings.capture.value}", flush=True)
+                if proxy.paused_for_s is not None:
+                    print("paused, as before", flush=True)
                 if adopted:
                     print(f"going on with {adopted} attempts", flush=True)
                 await stopped.wait()
@@ -126,13 +130,12 @@ def _held(journals: Path) -> Iterator[None]:
 
 
 def _admin_key(journals: Path) -> str:
-    """Return the administrator's key, made at the first start."""
+    """Return the administrator's key, made at the first start; the directory is held."""
     path = journals / ADMIN_KEY_FILE
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return path.read_text("ascii").strip()
-    with os.fdopen(fd, "w") as file:
+    with contextlib.suppress(FileNotFoundError):
+        if known := path.read_text("ascii").strip():  # else who made it was killed over it
+            return known
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
         key = f"sk-coldframe-admin-{secrets.token_urlsafe(32)}"
         file.write(key + "\n")
     return key

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from coldframe.inference import standing
 from coldframe.inference.dialects import RefusedError
 from coldframe.inference.dialects.base import openai_error
+from coldframe.inference.engine import MAX_RETRY_AFTER_S
 from coldframe.inference.journal import check_name
 from coldframe.inference.proxy import Proxy
 from coldframe.inference.wire import Receive, Scope, Send, read_body, send_bytes, send_json
@@ -33,7 +35,7 @@ class _Step(_Request):
 
 
 class _Pause(_Request):
-    retry_after_s: float | None = Field(default=None, gt=0)
+    retry_after_s: float | None = Field(default=None, gt=0, le=MAX_RETRY_AFTER_S)
     drain: bool = True
 
 
@@ -83,10 +85,14 @@ class Admin:
                 await send_bytes(send, 200, self._content(name), b"application/jsonl")
             case ["POST", "pause"]:
                 pause = _Pause.model_validate_json(body or b"{}")
-                await self.proxy.pause(pause.retry_after_s, drain=pause.drain)
+                self.proxy.pause(pause.retry_after_s)
+                standing.keep(self.journals, self.proxy)
+                if pause.drain:
+                    await self.proxy.drained()
                 await send_json(send, 200, self._state())
             case ["POST", "resume"]:
                 self.proxy.resume(_Resume.model_validate_json(body or b"{}").policy_version)
+                standing.keep(self.journals, self.proxy)
                 await send_json(send, 200, self._state())
             case _:
                 raise RefusedError(404, f"no such path: {method} {path}")

@@ -29,7 +29,8 @@ from coldframe.inference.dialects import (
 from coldframe.inference.engine import is_text
 from coldframe.inference.proxy import Outcome, Proxy
 from coldframe.inference.wire import Receive, Scope, Send, read_body, send_json
-from coldframe.trajectories.calls import Declared
+from coldframe.protocol import strict_json
+from coldframe.trajectories.calls import MAX_DEPTH, Declared
 
 MAX_BODY_BYTES = 64 << 20
 SEGMENT_HEADER = b"x-coldframe-segment"
@@ -233,16 +234,12 @@ def _declared(headers: dict[bytes, bytes]) -> Declared | None:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise RefusedError(400, "the request is not JSON") from None
+        value = strict_json.parse(body, depth=MAX_DEPTH)
+    except strict_json.NotStrictError as error:
+        raise RefusedError(400, f"the request {error}") from None
     if not isinstance(value, dict):
         raise RefusedError(400, "the request is no JSON object")
     return value
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _models(model: str, named: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Attempt:
         self.step = ""
         self.tokens = 0
         self.calls = 0
-        self.in_flight = 0
+        """That the engine has answered, received or not, and those that it is asked now."""
         self.breaks = 0
         self.flawed: list[str] = []
         """Calls that gave less than was asked for, each with what was wrong."""
@@ -89,21 +89,31 @@ class Attempt:
 
     @classmethod
     def adopt(cls, path: Path) -> Attempt | None:
-        """Go on with an attempt whose proxy died; None if it had ended."""
+        """Go on with an attempt whose proxy died; None if it had ended, or had not begun.
+
+        Raises:
+            InferenceError: its journal is damaged.
+        """
+        if not cut_torn_line(path):
+            path.unlink()  # nobody was given its key
+            return None
         captured = read_calls(path)
         if captured.ended:
             return None
-        cut_torn_line(path)
         attempt = cls(captured.attempt, Journal(path, fresh=False))
         attempt._restore(captured)
         return attempt
 
     def _restore(self, captured: CapturedCalls) -> None:
-        for turn in captured.turns:
-            call = turn.call
+        received = [turn.call for turn in captured.turns]
+        for call in (*received, *captured.unsettled, *captured.abandoned):
             self.calls += 1
             self.tokens += call.completion_tokens or 0
-            self.step = call.step
+            self._note(call)
+        for event in captured.events:
+            self.step = event.message if event.kind == "step" else self.step
+        for turn in captured.turns:
+            call = turn.call
             if call.prompt_token_ids is not None:
                 segment = self._segment(call.segment, call.step, call.declared)
                 segment.ids = pack((*turn.prompt_token_ids, *(call.completion_token_ids or ())))
@@ -123,10 +133,15 @@ class Attempt:
             del self.open[one]
         return segment
 
+    def begin_step(self, name: str) -> None:
+        """Let what comes be of another step of the task."""
+        self.step = name
+        self.event("step", name)
+
     def exhausted(self) -> str | None:
         """Return which budget is used up, as words for the model."""
         budget = self.line.budget
-        if budget.calls is not None and self.calls + self.in_flight >= budget.calls:
+        if budget.calls is not None and self.calls >= budget.calls:
             return f"{self.calls} of {budget.calls} calls"
         if budget.tokens is not None and self.tokens >= budget.tokens:
             return f"{self.tokens} of {budget.tokens} tokens"
@@ -135,6 +150,16 @@ class Attempt:
         if self.journal.bytes >= MAX_JOURNAL_BYTES:
             return f"{MAX_JOURNAL_BYTES} bytes of records"
         return None
+
+    @contextlib.contextmanager
+    def charged(self) -> Iterator[None]:
+        """Count a call from its begin on; one that the engine does not answer costs nothing."""
+        self.calls += 1
+        try:
+            yield
+        except BaseException:
+            self.calls -= 1
+            raise
 
     def remaining_s(self) -> float:
         """Return the seconds that are left of the wall budget."""
@@ -168,11 +193,7 @@ class Attempt:
     def record(self, call: CallLine, place: Place | None) -> None:
         """Write a call, before its answer is handed over."""
         self.journal.write(call)
-        self.calls += 1
-        self.tokens += call.completion_tokens or 0
-        self.breaks += call.broke is not None and call.declared is None
-        if call.flaws:
-            self.flawed.append(f"{call.call_id}: {'; '.join(call.flaws)}")
+        self._note(call)
         if place is not None:
             place.segment.pending[call.call_id] = _whole(place.segment, call)
 
@@ -201,11 +222,14 @@ class Attempt:
         """Write what is no turn."""
         self.journal.write(EventLine(kind=kind, message=message, retries=retries, at=time.time()))
 
-    def remember(self, message: dict[str, Any]) -> None:
-        """Keep the arguments of tool calls as the model wrote them."""
-        for call in message.get("tool_calls") or ():
+    def _note(self, call: CallLine) -> None:
+        """Keep what later calls and `doubts` need of a call."""
+        self.breaks += call.broke is not None and call.declared is None
+        if call.flaws:
+            self.flawed.append(f"{call.call_id}: {'; '.join(call.flaws)}")
+        for one in call.message.get("tool_calls") or ():
             with contextlib.suppress(KeyError, TypeError):
-                self.arguments[call["id"]] = call["function"]["arguments"]
+                self.arguments[one["id"]] = one["function"]["arguments"]
         while len(self.arguments) > MAX_KNOWN_ARGUMENTS:
             del self.arguments[next(iter(self.arguments))]
 

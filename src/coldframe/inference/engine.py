@@ -10,12 +10,18 @@ from typing import Any
 
 import aiohttp
 
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import InferenceError
-from coldframe.trajectories.calls import Retry
+from coldframe.trajectories.calls import MAX_DEPTH, Retry
+from coldframe.trajectories.redaction import Redactor
 
 MAX_ANSWER_BYTES = 256 << 20
 MAX_WAIT_S = 30.0
+MAX_RETRY_AFTER_S = 3600.0
+"""The longest wait that an engine's Retry-After is taken to ask for."""
 _COUNT_S = 10.0
+_MOST_READ, _MOST_SAID = 4096, 500
+"""Characters of an engine's own words about a failure: that are looked at, and that are told."""
 RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
@@ -63,6 +69,8 @@ class Engine:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.base_url = settings.base_url.rstrip("/")
+        # What an engine says of its key goes to a harness, and into the journal.
+        self._redactor = Redactor([settings.api_key] if settings.api_key else ())
 
     async def __aenter__(self) -> Engine:
         headers = {"Content-Type": "application/json"}
@@ -110,13 +118,13 @@ class Engine:
             async with asyncio.timeout(self.settings.request_s):
                 url = f"{self.base_url}/chat/completions"
                 status, headers, raw = await self.post(url, content)
+        except aiohttp.ClientError as error:  # first, since some of them are TimeoutErrors too
+            raise EngineFailedError(502, self._redactor.text(_said(error))) from error
         except TimeoutError:
             limit = self.settings.request_s
             raise EngineFailedError(504, f"no whole answer within {limit:g} s") from None
-        except aiohttp.ClientError as error:
-            raise EngineFailedError(502, _said(error)) from error
         if status != 200:
-            raise _refusal(status, headers, raw)
+            raise _refusal(status, headers, raw, self._redactor)
         return _parse(raw)
 
     async def count(self, body: dict[str, Any]) -> int | None:
@@ -125,7 +133,7 @@ class Engine:
         try:
             async with asyncio.timeout(_COUNT_S):
                 status, _, raw = await self.post(url, json.dumps(body).encode())
-            count = json.loads(raw)["count"] if status == 200 else None
+            count = strict_json.parse(raw)["count"] if status == 200 else None
         except (
             aiohttp.ClientError,
             EngineFailedError,
@@ -185,27 +193,29 @@ def _said(error: aiohttp.ClientError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _refusal(status: int, headers: Any, raw: bytes) -> EngineFailedError:
-    message, code = raw[:500].decode("utf-8", "replace"), None
+def _refusal(status: int, headers: Any, raw: bytes, redactor: Redactor) -> EngineFailedError:
+    message, code = raw[:_MOST_READ].decode("utf-8", "replace"), None
     try:
-        value = json.loads(raw)
+        value = strict_json.parse(raw)
         error = value.get("error", value)
-        message, code = str(error.get("message", message))[:500], error.get("code")
-    except (ValueError, AttributeError, RecursionError):
+        message, code = str(error.get("message", message)), error.get("code")
+    except (ValueError, AttributeError):
         pass  # a proxy in between speaks in pages
     asked = headers.get("Retry-After", "")
-    wait = float(asked) if asked.isascii() and asked.isdigit() else None
-    code = code if isinstance(code, str) else None
+    wait = min(float(asked), MAX_RETRY_AFTER_S) if asked.isascii() and asked.isdigit() else None
+    code = code[:_MOST_SAID] if isinstance(code, str) else None
     if not 400 <= status <= 599:
         status, message = 502, f"the engine answered with status {status}"
-    return EngineFailedError(status, message, code=code, retry_after=wait)
+    # Cut afterwards: a key that is cut in two is known no more.
+    said = redactor.text(message[:_MOST_READ])[:_MOST_SAID]
+    return EngineFailedError(status, said, code=code, retry_after=wait)
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
-        answer: Any = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise EngineFailedError(502, "the engine's answer is not JSON") from None
+        answer = strict_json.parse(raw, depth=MAX_DEPTH)
+    except strict_json.NotStrictError as error:
+        raise EngineFailedError(502, f"the engine's answer {error}") from None
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise EngineFailedError(502, "the engine's answer does not have one choice")
@@ -232,10 +242,6 @@ def _wrong_with(message: dict[str, Any]) -> bool:
     texts = (message.get("content"), message.get("reasoning_content"))
     calls = message.get("tool_calls") or []
     if not all(isinstance(one, str | None) for one in texts) or not isinstance(calls, list):
-        return True
-    try:
-        json.dumps(message, allow_nan=False)
-    except ValueError:
         return True
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None

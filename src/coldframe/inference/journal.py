@@ -43,13 +43,21 @@ class Journal:
         self.bytes = os.fstat(self._fd).st_size
 
     def write(self, line: Line) -> None:
-        """Append a line, whole; nothing once it is closed."""
+        """Append a line, whole or not at all; nothing once it is closed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         if self._fd < 0:
             return
         content = encode(line)
         written = 0
-        while written < len(content):
-            written += os.write(self._fd, content[written:])
+        try:
+            while written < len(content):
+                written += os.write(self._fd, content[written:])
+        except OSError:
+            os.ftruncate(self._fd, self.bytes)  # else the next line would go on in this one
+            raise
         self.bytes += written
 
     def close(self) -> None:
@@ -59,9 +67,13 @@ class Journal:
         self._fd = -1
 
 
-def cut_torn_line(path: Path) -> None:
-    """Take away what a killed process left after the last whole line, so that lines stay lines."""
+def cut_torn_line(path: Path) -> int:
+    """Take away what a killed process left after the last whole line, so that lines stay lines.
+
+    Returns the bytes that are left.
+    """
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole != len(content):
         os.truncate(path, whole)
+    return whole

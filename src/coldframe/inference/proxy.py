@@ -49,6 +49,7 @@ class Outcome:
     retries: tuple[Retry, ...] = ()
     sent: dict[str, Any] | None = None
     policy: str | None = None
+    policy_changed: bool = False
     started_at: float = 0.0
     latency_s: float = 0.0
 
@@ -122,10 +123,17 @@ class Proxy:
         return key
 
     def adopt(self, directory: Path) -> int:
-        """Go on with every attempt of a directory of journals that had not ended."""
+        """Go on with every attempt of a directory of journals that had not ended.
+
+        One whose journal is damaged has no key any more, and stops no other.
+        """
         found = 0
         for path in sorted(directory.glob("*.jsonl")):
-            attempt = Attempt.adopt(path)
+            try:
+                attempt = Attempt.adopt(path)
+            except InferenceError as error:
+                log.error("an attempt is not gone on with: %s", error)
+                continue
             if attempt is not None:
                 self._add(attempt)
                 found += 1
@@ -151,7 +159,7 @@ class Proxy:
 
     def begin_step(self, attempt_id: str, name: str) -> None:
         """Tell that what comes is of another step of the task: a conversation of its own."""
-        self.by_name(attempt_id).step = name
+        self.by_name(attempt_id).begin_step(name)
 
     def end(self, attempt_id: str) -> list[str]:
         """Take the key back, close the journal, and return what stands against training on it."""
@@ -162,11 +170,13 @@ class Proxy:
 
     # --- the policy ----------------------------------------------------------------------
 
-    async def pause(self, retry_after_s: float | None = None, *, drain: bool = True) -> None:
-        """Answer 429 from now on; with `drain`, return when nothing is in flight."""
+    def pause(self, retry_after_s: float | None = None) -> None:
+        """Answer 429 from now on."""
         self.paused_for_s = retry_after_s or self.settings.pause_s
-        if drain:
-            await self._idle.wait()
+
+    async def drained(self) -> None:
+        """Return when nothing is in flight."""
+        await self._idle.wait()
 
     def resume(self, policy_version: str | None = None) -> None:
         """Answer again; by other weights, if they are named.
@@ -203,10 +213,10 @@ class Proxy:
         body = self._body(attempt, asked)
         started_at, begun, policy = time.time(), time.monotonic(), self.policy_version
         self._in_flight += 1
-        attempt.in_flight += 1
         self._idle.clear()
         try:
-            answered = await self.engine.ask(body, deadline_s=attempt.remaining_s())
+            with attempt.charged():
+                answered = await self.engine.ask(body, deadline_s=attempt.remaining_s())
         except EngineFailedError as failure:
             attempt.event("failed", str(failure), failure.retries)
             raise RefusedError(
@@ -219,15 +229,17 @@ class Proxy:
             return self._stop(attempt, f"{attempt.line.budget.wall_s:g} s")
         finally:
             self._in_flight -= 1
-            attempt.in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
+        evidence = examine(answered.body, attempt.line.capture)
+        attempt.tokens += evidence.completion_tokens or 0
         return Outcome(
             answer=answered.body,
-            evidence=examine(answered.body, attempt.line.capture),
+            evidence=evidence,
             retries=answered.retries,
             sent=body,
             policy=policy,
+            policy_changed=policy != self.policy_version,
             started_at=started_at,
             latency_s=time.monotonic() - begun,
         )
@@ -238,12 +250,16 @@ class Proxy:
         if type(wanted) is int and "top_logprobs" in capture:
             capture["top_logprobs"] = wanted
         body = {**asked.body, "model": self.settings.model, **capture}
+        given = {name: body[name] for name in _LIMITS if body.get(name) is not None}
+        for name, value in given.items():
+            if type(value) is not int or value < 1:
+                raise RefusedError(400, f"{name} is no integer from 1")
         limit = attempt.line.budget.tokens
         if limit is not None:
             left = limit - attempt.tokens
-            names = [name for name in _LIMITS if type(body.get(name)) is int] or ["max_tokens"]
-            for name in names:
-                body[name] = min(left, body.get(name, left))
+            body |= {name: min(left, value) for name, value in given.items()} or {
+                "max_tokens": left
+            }
         return body
 
     def _stop(self, attempt: Attempt, what: str) -> Outcome:
@@ -298,13 +314,12 @@ class Proxy:
             sampling_asked=asked.parameters,
             sampling_sent=_sampling(outcome.sent),
             policy_version=outcome.policy,
-            policy_changed=outcome.policy != self.policy_version,
+            policy_changed=outcome.policy_changed,
             retries=outcome.retries,
             started_at=outcome.started_at,
             latency_s=outcome.latency_s,
         )
         attempt.record(call, place)
-        attempt.remember(choice["message"])
         if evidence.flaws:
             log.warning(
                 "attempt %s, call %s: captured as %s only, so the attempt cannot be trained on: %s",

@@ -23,16 +23,16 @@ from coldframe.trajectories.schema import Trajectory
 Declare = Callable[[int, Sequence[Turn]], Declared | None]
 
 _DISTRIBUTION = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
+    *("temperature", "top_p", "top_k", "min_p", "logit_bias"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("min_tokens", "bad_words", "allowed_token_ids", "custom_params", "vllm_xargs"),
+    *("best_of", "use_beam_search", "length_penalty"),
+    *("response_format", "structured_outputs", "structural_tag", "regex", "ebnf"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
-"""Parameters that change what is likely; a seed or a limit on length does not."""
+"""Parameters of vLLM's and SGLang's chat completions that change what is likely, or forbid it; a
+seed, a stop or a limit on length does not. `tool_choice` does where it demands a call."""
+_FREE_CHOICE = (None, "auto", "none")
 
 
 def trial_name(trajectory: Trajectory) -> str:
@@ -169,7 +169,9 @@ def _call(turn: Turn) -> Call:
 
 def shaping(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of sampling that change what is likely."""
-    return {name: sampling[name] for name in _DISTRIBUTION if sampling.get(name) is not None}
+    found = {name: sampling[name] for name in _DISTRIBUTION if sampling.get(name) is not None}
+    choice = sampling.get("tool_choice")
+    return found if choice in _FREE_CHOICE else found | {"tool_choice": choice}
 
 
 def _provenance(trajectory: Trajectory, reward_schema: str | None) -> Provenance | None:

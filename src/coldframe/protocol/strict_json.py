@@ -14,12 +14,12 @@ class NotStrictError(ValueError):
     """What is wrong, as the predicate of a sentence about the file."""
 
 
-def parse(content: str | bytes) -> Any:
+def parse(content: str | bytes, *, depth: int = MAX_DEPTH) -> Any:
     """Return the value.
 
     Raises:
         NotStrictError: it is no JSON, names a key twice, holds NaN or an infinity, or is nested
-            over `MAX_DEPTH` deep.
+            over `depth` levels deep.
     """
     try:
         text = content if isinstance(content, str) else content.decode()
@@ -35,8 +35,8 @@ def parse(content: str | bytes) -> Any:
         raise
     except (ValueError, RecursionError):
         raise NotStrictError("is not JSON") from None
-    if _too_deep(value):
-        raise NotStrictError(f"is nested over {MAX_DEPTH} levels deep")
+    if _too_deep(value, depth):
+        raise NotStrictError(f"is nested over {depth} levels deep")
     return value
 
 
@@ -59,9 +59,9 @@ def _object(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _too_deep(value: Any) -> bool:
+def _too_deep(value: Any, depth: int) -> bool:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         inside = (one.values() if isinstance(one, dict) else one for one in level)
         level = [one for many in inside for one in many if isinstance(one, dict | list)]
         if not level:

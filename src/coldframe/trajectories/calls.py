@@ -23,6 +23,9 @@ from coldframe.trajectories.store import read_regular
 
 SCHEMA: Literal["coldframe.calls/2"] = "coldframe.calls/2"
 CALLS_FILE = "calls.jsonl"
+MAX_DEPTH = strict_json.MAX_DEPTH - 8
+"""Of a request or an answer, in levels: a line that holds a part of it is nested a little deeper,
+and one that is too deep to be read back would cost the whole journal."""
 
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 LogProb = Annotated[float, Field(strict=True, le=0, allow_inf_nan=False)]
@@ -47,7 +50,7 @@ class Budget(Model):
     tokens: int | None = Field(default=None, ge=1)
     """That the model produces."""
     calls: int | None = Field(default=None, ge=1)
-    wall_s: float | None = Field(default=None, gt=0)
+    wall_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds from the minting of the key on."""
 
 
@@ -152,10 +155,11 @@ class MarkLine(Model):
 
 
 class EventLine(Model):
-    """What is no turn: a budget that ended, a call that failed or was given up."""
+    """What is no turn: a budget that ended, a call that failed or was given up, a step of the task
+    that began (`message` is its name)."""
 
     type: Literal["event"] = "event"
-    kind: Literal["budget", "failed", "gone", "loud"]
+    kind: Literal["budget", "failed", "gone", "step"]
     message: str
     retries: tuple[Retry, ...] = ()
     at: float
@@ -202,7 +206,8 @@ class CapturedCalls:
     """In the order of their answers."""
     unsettled: list[CallLine] = field(default_factory=list)
     """Nobody knows whether their answers were received: the proxy died over it."""
-    abandoned: int = 0
+    abandoned: list[CallLine] = field(default_factory=list)
+    """Their answers were not received."""
     events: list[EventLine] = field(default_factory=list)
     ended: bool = False
 
@@ -241,7 +246,7 @@ def read_calls(path: Path) -> CapturedCalls:
                 if mark is None:
                     captured.unsettled.append(line)
                 elif mark == "abandoned":
-                    captured.abandoned += 1
+                    captured.abandoned.append(line)
                 else:
                     captured.turns.append(_turn(path, line, ids))
             case EventLine():

@@ -85,13 +85,18 @@ def make_bench(tmp_path: Path) -> MakeBench:
         request_s: float = 5.0,
         keep_alive_s: float = 10.0,
         capture: Level = Level.TOKENS,
+        api_key: str | None = None,
         **engine: Any,
     ) -> AsyncIterator[Bench]:
         chosen = {"script": talk, "faults": [*faults], **engine}
         async with StandInEngine(**chosen) as stand_in:
             settings = ProxySettings(
                 EngineSettings(
-                    stand_in.base_url, request_s=request_s, retries=retries, retry_wait_s=0.01
+                    stand_in.base_url,
+                    api_key,
+                    request_s=request_s,
+                    retries=retries,
+                    retry_wait_s=0.01,
                 ),
                 model="stand-in",
                 capture=capture,

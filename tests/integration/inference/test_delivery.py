@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from coldframe.inference.app import ProxyApp
+from coldframe.inference.dialects import CHAT as CHAT_DIALECT
 from coldframe.inference.proxy import Proxy
 from coldframe.inference.server import serving
 from coldframe.protocol.errors import InvalidRequestError
@@ -108,7 +109,7 @@ async def test_client_that_closes_at_once_has_received_its_answer(bench: Bench) 
         body = following(*answers)
 
     captured = bench.calls()
-    assert (len(captured.turns), captured.abandoned, [*captured.segments()]) == (8, 0, [0])
+    assert (len(captured.turns), captured.abandoned, [*captured.segments()]) == (8, [], [0])
     bench.assert_is_the_engines_log()
 
 
@@ -142,7 +143,7 @@ async def test_answer_that_was_received_after_all_is_proven_by_the_next_prompt(
     attempt.handed_over = lambda call, place, *, delivered: own(call, place, delivered=False)  # type: ignore[method-assign]
     async with bench.client(key) as client:
         first = await client.post(CHAT, json=ASK)
-        assert bench.calls().abandoned == 1
+        assert len(bench.calls().abandoned) == 1
         attempt.handed_over = own  # type: ignore[method-assign]
         await client.post(CHAT, json=following(first))
 
@@ -176,9 +177,44 @@ async def test_proxy_that_was_killed_goes_on_where_it_was(bench: Bench, received
 
     captured = bench.calls()
     assert (captured.ended, captured.unsettled, [*captured.segments()]) == (True, [], [0])
-    assert (len(captured.turns), captured.abandoned) == ((3, 0) if received else (2, 1))
+    assert (len(captured.turns), len(captured.abandoned)) == ((3, 0) if received else (2, 1))
     logged = [one.prompt for one in bench.engine.log]
     assert captured.turns[-1].prompt_token_ids == logged[-1]
+
+
+async def test_proxy_that_was_killed_keeps_budgets_steps_and_arguments(bench: Bench) -> None:
+    """What was asked and left counts as before; a step that had begun is gone on with."""
+    key = bench.mint(calls=3)
+    attempt = bench.proxy.by_name("a")
+    async with bench.client(key) as client:
+        own = attempt.handed_over
+        attempt.handed_over = lambda call, place, *, delivered: own(call, place, delivered=False)  # type: ignore[method-assign]
+        await client.post(CHAT, json=ASK)
+        attempt.handed_over = lambda *_, **__: None  # type: ignore[method-assign]
+        await client.post(CHAT, json={"messages": [{"role": "user", "content": "another"}]})
+    bench.proxy.begin_step("a", "second")
+
+    async with Proxy(bench.proxy.settings) as proxy:
+        proxy.adopt(bench.directory)
+        gone_on = proxy.by_name("a")
+        assert (gone_on.calls, gone_on.tokens, gone_on.step) == (2, attempt.tokens, "second")
+        assert gone_on.arguments == attempt.arguments != {}
+
+
+@pytest.mark.parametrize("content", [b"", b'{"type":"att', b'{"type":"attempt"}\n', b"junk\n"])
+async def test_journal_that_a_killed_proxy_had_just_begun_stops_no_other(
+    bench: Bench, content: bytes
+) -> None:
+    """The proxy did not start any more, and every other attempt was lost with that one."""
+    bench.mint()
+    (bench.directory / "b.jsonl").write_bytes(content)
+
+    async with Proxy(bench.proxy.settings) as proxy:
+        assert proxy.adopt(bench.directory) == 1
+        begun = content.endswith(b"\n")
+        assert (bench.directory / "b.jsonl").exists() == begun
+        if not begun:
+            assert proxy.mint("b", bench.directory / "b.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +245,39 @@ async def test_budget_ends_in_a_stop_that_is_not_recorded(
     assert {one.kind for one in captured.events} == {"budget"}
 
 
+async def test_call_is_charged_once_the_engine_has_answered(bench: Bench) -> None:
+    """Not once it is recorded: another call could come in before that, and who left just before
+    each answer would use the engine for nothing."""
+    bench.mint(calls=1)
+    attempt = bench.proxy.by_name("a")
+    await bench.proxy.ask(attempt, CHAT_DIALECT.ask(ASK, {}))
+
+    assert attempt.exhausted() == "1 of 1 calls"
+    assert attempt.tokens == len(bench.engine.log[0].completion)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent"),
+    [(None, 50), (20, 20), (99, 50), ("12", None), (1.5, None), (True, None), (0, None)],
+)
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_limit_of_tokens_is_a_number_or_none(
+    bench: Bench, name: str, limit: Any, sent: int | None
+) -> None:
+    """Clients send null for none; what is no number could not be held to a budget."""
+    async with bench.client(bench.mint(tokens=50)) as client:
+        answer = await client.post(CHAT, json={**ASK, name: limit})
+
+    if sent is None:
+        assert answer.status_code == 400
+        assert f"{name} is no integer" in answer.text
+        assert bench.engine.requests == []
+    else:
+        assert answer.status_code == 200
+        (asked,) = bench.engine.requests
+        assert asked["max_tokens" if limit is None else name] == sent
+
+
 async def test_wall_budget_ends_a_call_that_waits(make_bench: MakeBench) -> None:
     """The engine is left, the harness is told."""
     async with make_bench(Stall(20)) as bench:
@@ -228,7 +297,8 @@ async def test_pause_answers_429_and_drains_and_other_weights_are_named(
         async with bench.client(bench.mint()) as client:
             flying = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: bench.engine.requests)
-            pausing = asyncio.create_task(bench.proxy.pause(7))
+            bench.proxy.pause(7)
+            pausing = asyncio.create_task(bench.proxy.drained())
             await asyncio.sleep(0.05)
             refused = await client.post(CHAT, json=ASK)
             assert not pausing.done()

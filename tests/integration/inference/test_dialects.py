@@ -179,6 +179,8 @@ async def test_dialect_is_told_by_path_header_and_body(
         ("/v1/responses", {"input": "x", "new_thing": 1}, "new_thing"),
         ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, "web_search"),
+        ("/v1/chat/completions", {"messages": [{}], "lora_path": "mine"}, "lora_path"),
+        ("/v1/chat/completions", {"messages": [{}], "bootstrap_host": "x"}, "bootstrap_host"),
         ("/v1/messages", {"messages": [], "new_thing": 1}, "new_thing"),
         ("/v1/messages", {"messages": [{"role": "tool", "content": ""}]}, "tool"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "pdf"}]}]}, "pdf"),
@@ -198,7 +200,11 @@ async def test_what_could_not_be_passed_on_as_meant_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b'{"temperature": NaN}', b"\xff", b"[" * 99999]
+    "content",
+    [
+        *(b"", b"[]", b"{", b'{"temperature": NaN}', b"\xff", b"[" * 99999),
+        *(b'{"messages": [], "messages": [{}]}', b'{"x":' + b"[" * 93 + b"]" * 93 + b"}"),
+    ],
 )
 async def test_request_that_is_no_json_object_is_refused(bench: Bench, content: bytes) -> None:
     """Nothing that a harness sends may cost more than its own call."""

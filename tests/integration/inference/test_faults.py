@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,11 @@ def at(*path: str | int, value: Any) -> Lie:
         place[path[-1]] = value
 
     return Lie(change)
+
+
+def measured(logprob: float) -> bytes:
+    choice = {"message": {"content": "x"}, "logprobs": {"content": [{"logprob": logprob}]}}
+    return json.dumps({"choices": [choice]}).encode()
 
 
 def edit(change: Callable[[Answer], Any]) -> Lie:
@@ -80,8 +86,6 @@ LIES = {
     "one too many": edit(
         lambda one: one["choices"][0]["logprobs"]["content"].append({"logprob": -1})
     ),
-    "one is NaN": at(*FIRST, value=math.nan),
-    "one is -inf": at(*FIRST, value=-math.inf),
     "one is positive": at(*FIRST, value=1e-9),
     "one is null": at(*FIRST, value=None),
     "one is a bool": at(*FIRST, value=False),
@@ -166,6 +170,12 @@ BROKEN: dict[str, Fault] = {
     "has a broken call": Raw(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'),
     "is not text": Raw(b'{"choices": [{"message": {"content": 7}}]}'),
     "has NaN": Raw(b'{"choices": [{"message": {"content": "x", "more": NaN}}]}'),
+    "has a log-probability that is NaN": Raw(measured(math.nan)),
+    "has a log-probability that is -inf": Raw(measured(-math.inf)),
+    "says two things": Raw(b'{"choices": [], "choices": [{"message": {"content": "x"}}]}'),
+    "is deeper than a journal": Raw(
+        b'{"choices": [{"message": {"content": "x", "more": %s1%s}}]}' % (b"[" * 90, b"]" * 90)
+    ),
     "is 500": Status(500),
     "is 429": Status(429, headers=("Retry-After: 0",)),
     "is a redirect": Status(302, headers=("Location: http://127.0.0.1:1/",)),
@@ -221,6 +231,31 @@ async def test_stream_that_had_begun_ends_in_an_error(make_bench: MakeBench, pat
         assert b"scripted" in answer.content
         assert b"[DONE]" not in answer.content
         assert bench.calls().turns == []
+
+
+async def test_engine_that_says_a_wait_without_end_is_answered_for(make_bench: MakeBench) -> None:
+    """Digits that come to infinity were the proxy's own failure, which nobody waits for."""
+    storm = [Status(429, headers=(f"Retry-After: {'9' * 400}",))]
+    async with make_bench(*storm, retries=0) as bench:
+        async with bench.client(bench.mint()) as client:
+            answer = await client.post("/v1/chat/completions", json=ASK)
+
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3600")
+
+
+async def test_key_that_the_engine_repeats_reaches_neither_harness_nor_journal(
+    make_bench: MakeBench,
+) -> None:
+    """A harness runs in a sandbox: what it is told, the agent may read."""
+    secret = "sk-engine-0123456789"
+    said = json.dumps({"error": {"message": f"invalid key {secret}"}}).encode()
+    async with make_bench(Status(401, said), api_key=secret) as bench:
+        async with bench.client(bench.mint()) as client:
+            answer = await client.post("/v1/chat/completions", json=ASK)
+
+        assert answer.status_code == 401
+        assert "invalid key [redacted]" in answer.text
+        assert secret not in (bench.directory / "a.jsonl").read_text()
 
 
 async def test_context_that_is_full_is_said_as_the_engine_says_it(make_bench: MakeBench) -> None:

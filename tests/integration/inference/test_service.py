@@ -80,9 +80,47 @@ async def test_service_mints_carries_pauses_and_survives_kill_9(tmp_path: Path) 
 
     captured = read_calls(journals / "a.jsonl")
     assert (journals / "a.jsonl").read_bytes().startswith(raw.content)
-    assert [one.call.policy_version for one in captured.turns] == ["d" * 64, None]
+    assert [one.call.policy_version for one in captured.turns] == ["d" * 64, "d" * 64]
     assert [one.prompt_token_ids for one in captured.turns] == [one.prompt for one in engine.log]
     assert (captured.ended, [*captured.segments()]) == (True, [0])
+
+
+async def test_pause_and_weights_survive_kill_9_until_others_are_named(tmp_path: Path) -> None:
+    """Calls of the newest weights were booked under those of the first start, whatever came since;
+    and a proxy that was killed while weights were changed answered in their midst."""
+    first = ("--policy-version", "a" * 64)
+    async with StandInEngine(talk) as engine:
+        for begun, retry_after_s in ((first, 7), (first, None)):
+            async with served(engine.base_url, tmp_path, *begun) as (process, url):
+                async with administrator(url, tmp_path) as admin:
+                    if retry_after_s is not None:
+                        await admin.post("/coldframe/resume", json={"policy_version": "b" * 64})
+                        await admin.post("/coldframe/pause", json={"retry_after_s": retry_after_s})
+                    else:
+                        found = (await admin.post("/coldframe/pause", json={})).json()
+                        assert await process.stdout.readline() == b"paused, as before\n"
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+        assert found == {"paused": True, "policy_version": "b" * 64}
+        other = ("--policy-version", "c" * 64)
+        async with served(engine.base_url, tmp_path, *other) as (_, url):
+            async with administrator(url, tmp_path) as admin:
+                resumed = await admin.post("/coldframe/resume", json={})
+            assert resumed.json() == {"paused": False, "policy_version": "c" * 64}
+
+
+async def test_admin_key_that_was_begun_and_not_written_is_made(tmp_path: Path) -> None:
+    """A process was killed between the two; an empty key would be anybody's."""
+    (tmp_path / "admin.key").touch()
+    async with (
+        StandInEngine(talk) as engine,
+        served(engine.base_url, tmp_path) as (_, url),
+        administrator(url, tmp_path) as admin,
+    ):
+        assert (await admin.post("/coldframe/pause", json={})).status_code == 200
+        forever = await admin.post("/coldframe/pause", content='{"retry_after_s": 1e999}')
+        assert forever.status_code == 400
+    assert len((tmp_path / "admin.key").read_text().strip()) > 40
 
 
 async def test_two_proxies_never_write_into_one_directory_of_journals(tmp_path: Path) -> None:

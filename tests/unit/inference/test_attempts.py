@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def turn(attempt: Attempt, prompt: list[int], said: list[int], *, delivered: boo
         started_at=0.0,
         latency_s=0.0,
     )
+    attempt.calls += 1
     attempt.record(call, place)
     attempt.handed_over(call, place, delivered=delivered)
     return place
@@ -64,7 +66,7 @@ def test_prompts_are_read_back_whole_whatever_was_said_and_received(
 
     captured = read_calls(path)
     assert captured.unsettled == []
-    assert len(captured.turns) + captured.abandoned == len(sent)
+    assert len(captured.turns) + len(captured.abandoned) == len(sent)
     for one in captured.turns:
         prompt, said = sent[int(one.call.call_id[1:])]
         assert list(one.prompt_token_ids) == prompt
@@ -129,3 +131,25 @@ def test_journal_with_a_call_taken_out_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InferenceError, match="extends 2 ids, its segment has 0"):
         read_calls(path)
+
+
+def test_line_that_does_not_fit_on_the_disk_leaves_the_journal_whole(tmp_path: Path) -> None:
+    """Half of it stood there, and the next one went on in it: no line could be read any more."""
+    attempt = begin(tmp_path / "a.jsonl")
+    turn(attempt, [1], [2])
+    size = (tmp_path / "a.jsonl").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            turn(attempt, [1, 2, 3], [4])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "a.jsonl").stat().st_size == size
+    turn(attempt, [1, 2, 3], [5])
+    attempt.end()
+
+    assert [one.call.completion_token_ids for one in read_calls(tmp_path / "a.jsonl").turns] == [
+        (2,),
+        (5,),
+    ]

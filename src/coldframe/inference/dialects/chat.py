@@ -18,6 +18,12 @@ from coldframe.inference.dialects.base import (
 
 _STREAMING = frozenset({"stream", "stream_options", "model"})
 _CONVERSATION = _STREAMING | {"messages", "tools"}
+_NOT_THE_CALLERS = (
+    *("lora_path", "session_params", "custom_logit_processor", "logits_processors"),
+    *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
+)
+"""By these engines let others answer than the policy, go on from what no prompt shows, or run the
+caller's code."""
 _CAPTURED = ("prompt_token_ids", "prompt_logprobs", "kv_transfer_params")
 
 
@@ -32,6 +38,9 @@ class Chat:
             raise RefusedError(400, "messages is no list of objects with something in it")
         if body.get("n") not in (None, 1):
             raise RefusedError(400, "n: one answer per call; ask again for another")
+        for name in _NOT_THE_CALLERS:
+            if body.get(name) is not None:
+                raise RefusedError(400, f"{name} is not for a caller to say")
         chat = {name: value for name, value in body.items() if name not in _STREAMING}
         return asked_of(body, chat, _CONVERSATION)
 
