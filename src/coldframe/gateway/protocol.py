@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import socket
 import struct
+import termios
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from coldframe.gateway.exchange import Exchange
 log = logging.getLogger("coldframe.gateway")
 
 _CREDENTIALS = struct.Struct("3i")
+_COUNT = struct.Struct("i")
 _LITTLE = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _NOT_YOU = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -39,12 +42,13 @@ class Joined:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
+        self.written = 0
+        """How many bytes have been given to the transport."""
 
     def write(self, data: bytes) -> None:
         """Send soon, and in order."""
         if len(data) > _LITTLE:
-            self.flush()
-            self._transport.write(data)
+            self.write_now(data)
             return
         if not self._waiting:
             self._loop.call_soon(self.flush)
@@ -54,12 +58,22 @@ class Joined:
         """Send now what waits."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._transport.write(b"".join(waiting))
+            self._pass(b"".join(waiting))
 
     def write_now(self, data: bytes) -> None:
         """Send at once."""
         self.flush()
+        self._pass(data)
+
+    def _pass(self, data: bytes) -> None:
+        self.written += len(data)
         self._transport.write(data)
+
+    def owed(self) -> int:
+        """Return of how much the client's kernel has not said that it is there."""
+        fd = self._transport.get_extra_info("socket").fileno()
+        (in_kernel,) = _COUNT.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(_COUNT.size)))
+        return int(in_kernel) + self._transport.get_write_buffer_size()
 
     def is_closing(self) -> bool:
         """Whether it is closed, or will be."""
@@ -91,18 +105,20 @@ Shortcut = Callable[[bytes], Taker | None]
 
 def bounded(
     head_bytes: int, head_s: float, refused: Refused, express: Shortcut | None = None
-) -> type[HttpToolsProtocol]:
+) -> type[Bounded]:
     """Return a connection class whose heads are at most so large and take at most so long."""
 
-    class Bounded(_Bounded):
+    class Made(Bounded):
         most_bytes, most_s = head_bytes, head_s
         tell = staticmethod(refused)
         shortcut = staticmethod(express or (lambda _: None))
 
-    return Bounded
+    return Made
 
 
-class _Bounded(HttpToolsProtocol):
+class Bounded(HttpToolsProtocol):
+    """See `bounded`."""
+
     most_bytes: int
     most_s: float
     tell: Refused
@@ -185,7 +201,7 @@ class _Bounded(HttpToolsProtocol):
             or parser.should_upgrade()
             or not parser.should_keep_alive()
             or self.expect_100_continue
-            or not (self.cycle is None or self.cycle.response_complete)
+            or self.is_answering()
         ):
             return None
         return self.shortcut(self.url)
@@ -249,6 +265,10 @@ class _Bounded(HttpToolsProtocol):
         cast(Joined, self.transport).flush()
         super().on_response_complete()
 
+    def is_answering(self) -> bool:
+        """Whether a request waits for the end of its answer."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse(self, *, say: bool) -> None:
         """Read nothing more. `say` so: else it has its answer, or part of it."""
         self._refused = True
@@ -298,6 +318,10 @@ class Lasting(WebSocketsSansIOProtocol):
     def end(self) -> None:
         """Close it: the service ends."""
         super().shutdown()
+
+    def is_answering(self) -> bool:
+        """Whether more may be said on it."""
+        return not self.transport.is_closing()
 
 
 def _peer(transport: asyncio.Transport) -> tuple[int | None, int | None]:

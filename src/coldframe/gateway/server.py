@@ -1,6 +1,6 @@
 """A node, or a way to one, with its doors open: unix sockets, TCP, or both, on one event loop.
 
-To close lets what is being answered come to its end. When and how: `stopping.py`.
+To close lets what is being answered come to its end. When and how: `stopping.py`, `parting.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -26,6 +26,7 @@ from coldframe.gateway.audited import Auditor
 from coldframe.gateway.express import Door
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.handover import Handover, require_program
+from coldframe.gateway.parting import Conversation, part
 from coldframe.gateway.protocol import Lasting, bounded
 from coldframe.gateway.proxy import ByUrl
 from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
@@ -47,7 +48,7 @@ _LAST_WORDS_S = 1.0
 _LEAVE_S = 10.0
 """How long requests may take to come to their end when another process is to go on."""
 _LAST_ANSWERS_S = 5.0
-"""How long answers may take to be sent once commands have ended."""
+"""How long answers may take, at least, to be sent once commands have ended."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,6 @@ class Doors:
             date_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=round(settings.keep_alive_s),
-            timeout_graceful_shutdown=round(settings.drain_s + _LAST_ANSWERS_S),
             ws_max_size=LARGEST_MESSAGE,
             ws_per_message_deflate=False,  # a window per connection, however idle
         )
@@ -232,34 +232,47 @@ class Doors:
         Commands that run have `drain_s` to end, so that who waits for one gets its result.
         """
         self._close_listeners()
+        self._let_nobody_in()
+        latest = _in(self._settings.drain_s)
+        await self._while(self._served.running, latest)  # the last that ends tells nobody
+        await self._part(max(latest, _in(_LAST_ANSWERS_S)))
+        self._remove_unix()
+
+    def _let_nobody_in(self) -> None:
         for server, _ in self._servers:
             server.should_exit = True
-        loop = asyncio.get_running_loop()
-        latest = loop.time() + self._settings.drain_s
-        busy = self._served.running
-        while busy() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)  # the last command that ends tells nobody
-        await self._shut()
-        self._remove_unix()
 
     def _remove_unix(self) -> None:
         for path in self._unix:
             path.unlink(missing_ok=True)
 
-    async def _shut(self) -> None:
+    async def _part(self, latest: float) -> None:
+        """Let every answer come to its end, or cut it."""
         self._served.answer_now()
-        loop = asyncio.get_running_loop()
-        latest = loop.time() + _LAST_WORDS_S
-        while self._sockets() and loop.time() < latest and not self._hurried:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
+        await self._while(self._sockets, _in(_LAST_WORDS_S))
         for tied in self._sockets():
             tied.end()
+        await part(self._connections, latest, lambda: self._hurried)
+        await self._while(self._tasks, max(latest, _in(_LAST_WORDS_S)))
+        for server, _ in self._servers:
+            server.force_exit = True  # what it would wait for has been waited for
         await asyncio.gather(*(task for _, task in self._servers))
         self._auditor.close()
 
-    def _sockets(self) -> list[Lasting]:
+    async def _while(self, busy: Callable[[], object], latest: float) -> None:
+        """Wait as long as something holds, but not beyond `latest` (the loop's time)."""
+        while busy() and _in(0) < latest and not self._hurried:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+
+    def _connections(self) -> list[Conversation]:
         known = (one for server, _ in self._servers for one in server.server_state.connections)
-        return [one for one in known if isinstance(one, Lasting)]
+        return cast(list[Conversation], list(known))
+
+    def _sockets(self) -> list[Lasting]:
+        return [one for one in self._connections() if isinstance(one, Lasting)]
+
+    def _tasks(self) -> bool:
+        return any(server.server_state.tasks for server, _ in self._servers)
 
     async def end(self) -> CloseReport:
         """Once closed, end what is served."""
@@ -270,13 +283,8 @@ class Doors:
 
         What listens goes on listening, for `handover`.
         """
-        for server, _ in self._servers:
-            server.should_exit = True
-        hurry = asyncio.get_running_loop().call_later(_LEAVE_S, self.hurry)
-        try:
-            await self._shut()
-        finally:
-            hurry.cancel()
+        self._let_nobody_in()
+        await self._part(_in(_LEAVE_S))
         self._lock = await self._served.leave()
 
     def require_successor(self) -> None:
@@ -295,8 +303,10 @@ class Doors:
     def hurry(self) -> None:
         """Do not wait for commands or answers any more."""
         self._hurried = True
-        for server, _ in self._servers:
-            server.force_exit = True
+
+
+def _in(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
 
 
 def _bound(listen: Listen) -> socket.socket:
