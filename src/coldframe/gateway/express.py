@@ -171,11 +171,11 @@ class _Command:
         self._exchange.connection.spawn(self._explain(error))
 
     async def _explain(self, error: BaseException) -> None:
-        request = Request(self._scope)
         if isinstance(error, ColdframeError):
-            self._send(await failures.answer_to(request, error))
+            self._send(await failures.answer_to(Request(self._scope), error))
         else:
-            self._send(failures.answer_fault(request, error))
+            failures.note_fault(self._scope, error)
+            self._send(failures.fault())
 
     def _answer(self, response: Response) -> None:
         self._settle()

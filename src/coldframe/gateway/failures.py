@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
@@ -9,9 +10,11 @@ from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
+from coldframe.gateway import identity
 from coldframe.gateway.context import enter
-from coldframe.gateway.identity import Identity, Scope
 from coldframe.protocol import errors
 from coldframe.protocol.errors import ColdframeError, Execution
 from coldframe.protocol.wire import error_body
@@ -95,8 +98,8 @@ def discreet(error: ColdframeError) -> ColdframeError:
 
 def in_words_of(caller: HTTPConnection, error: E) -> E:
     """Return an error with ids and names as its caller wrote them: without the owner's tag."""
-    identity: Identity | None = getattr(caller.state, "identity", None)
-    tag = identity and identity.tag
+    known: identity.Identity | None = getattr(caller.state, "identity", None)
+    tag = known and known.tag
     if not tag or tag not in str(error):
         return error
     told = copy.copy(error)
@@ -121,18 +124,49 @@ async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -
     more: dict[str, Any] = {}
     if isinstance(error, errors.ConflictError | errors.SandboxStateError):
         try:
-            info = await enter(request, Scope.READ).get(request.path_params["sandbox_id"])
+            info = await enter(request, identity.Scope.READ).get(request.path_params["sandbox_id"])
             more["sandbox"] = info.model_dump(mode="json")
         except (ColdframeError, KeyError):
             pass  # the caller may not look, or there is nothing to see
     return answer(in_words_of(request, error), **more)
 
 
-def answer_fault(request: Request, error: BaseException) -> Response:
-    """A fault of ours: the log has it whole, the client a sentence."""
-    log.error("%s %s failed", request.method, request.url.path[:200], exc_info=error)
-    fault = ColdframeError("the service failed; its log says why", execution=Execution.UNKNOWN)
-    response = answer(fault)
+def note_fault(scope: Scope, error: BaseException) -> None:
+    """Put a fault of ours into the log, whole."""
+    log.error("%s %s failed", scope.get("method"), scope["path"][:200], exc_info=error)
+
+
+def fault() -> Response:
+    """Return the answer to a request that met a fault of ours: a sentence."""
+    failed = ColdframeError("the service failed; its log says why", execution=Execution.UNKNOWN)
+    response = answer(failed)
     # The server closes the connection of a fault: no client may send another request into it.
     response.headers["connection"] = "close"
     return response
+
+
+class Faultless:
+    """An application whose faults are logged once, and answered as errors are."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on; answer what the application has failed to answer."""
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except ClientDisconnected:
+            raise  # no fault: the server knows what to do
+        except asyncio.CancelledError:
+            log.debug("%s was not answered: the service has ended", scope["path"][:200])
+        except Exception as error:  # noqa: BLE001 - the last handler there is
+            note_fault(scope, error)
+            if not begun:
+                await fault()(scope, receive, send)

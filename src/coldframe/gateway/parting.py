@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from coldframe.gateway.protocol import Bounded, Joined, Lasting
+from coldframe.gateway.joined import Joined
+from coldframe.gateway.protocol import Bounded, Lasting
 
 log = logging.getLogger("coldframe.gateway")
 

@@ -3,94 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import json
 import logging
 import os
 import socket
 import struct
-import termios
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from coldframe.gateway.exchange import Exchange
+from coldframe.gateway.joined import Joined
+from coldframe.protocol.errors import ColdframeError, InvalidRequestError, NotPermittedError
+from coldframe.protocol.wire import error_body
 
 log = logging.getLogger("coldframe.gateway")
 
 _CREDENTIALS = struct.Struct("3i")
-_COUNT = struct.Struct("i")
-_LITTLE = 64 * 1024
-_TOO_LARGE = b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_NOT_YOU = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def _refusal(status: int, error: ColdframeError) -> bytes:
+    """Return the answer to what came to no request, as any error is answered."""
+    told = json.dumps(error_body(error)).encode("ascii")
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[status] + head % len(told) + told
+
+
+_NO_HTTP = _refusal(400, InvalidRequestError("this is no request of HTTP, or has two readings"))
+_NOT_YOU = _refusal(403, NotPermittedError("this socket is for root and the node's own user"))
+_TOO_LARGE = _refusal(431, InvalidRequestError("the head of a request must be smaller than this"))
 
 
 WHOLE = "coldframe.whole"
 """Key in the scope of a request whose body has come to its end."""
 PEER = "coldframe.peer"
 """Key in the scope of a request: the pid of the process that asks by a unix socket, or None."""
-
-
-class Joined:
-    """A transport that sends what is written in one turn of the event loop by one call.
-
-    The head and the body of an answer are written apart; each would wake the client by itself.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._waiting: list[bytes] = []
-        self.written = 0
-        """How many bytes have been given to the transport."""
-
-    def write(self, data: bytes) -> None:
-        """Send soon, and in order."""
-        if len(data) > _LITTLE:
-            self.write_now(data)
-            return
-        if not self._waiting:
-            self._loop.call_soon(self.flush)
-        self._waiting.append(data)
-
-    def flush(self) -> None:
-        """Send now what waits."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._pass(b"".join(waiting))
-
-    def write_now(self, data: bytes) -> None:
-        """Send at once."""
-        self.flush()
-        self._pass(data)
-
-    def _pass(self, data: bytes) -> None:
-        self.written += len(data)
-        self._transport.write(data)
-
-    def owed(self) -> int:
-        """Return of how much the client's kernel has not said that it is there."""
-        fd = self._transport.get_extra_info("socket").fileno()
-        (in_kernel,) = _COUNT.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(_COUNT.size)))
-        return int(in_kernel) + self._transport.get_write_buffer_size()
-
-    def is_closing(self) -> bool:
-        """Whether it is closed, or will be."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """Close once all is sent."""
-        self.flush()
-        self._transport.close()
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand the connection on, as for a WebSocket."""
-        self.flush()
-        self._transport.set_protocol(protocol)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 Refused = Callable[[str, int], None]
@@ -289,8 +242,10 @@ class Bounded(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request."""
+        del msg
         self._note(400)
-        super().send_400_response(msg)
+        self.transport.write(_NO_HTTP)
+        self.transport.close()
 
     def _note(self, status: int) -> None:
         self.tell(self.client[0] if self.client else "unix", status)

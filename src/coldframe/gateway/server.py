@@ -24,6 +24,7 @@ from coldframe.gateway.app import routes
 from coldframe.gateway.audit import open_log
 from coldframe.gateway.audited import Auditor
 from coldframe.gateway.express import Door
+from coldframe.gateway.failures import Faultless
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.handover import Handover, require_program
 from coldframe.gateway.parting import Conversation, part
@@ -175,8 +176,8 @@ class Doors:
         app: ASGIApp = Guard(self._served.app, admit, self._watch)
         if self._guest is not None:
             app = self._guest.beside(app, admit, self._watch)
-        app = self._auditor.over(app)
-        by_url = self._auditor.over(self._served.by_url, only_refused=True)
+        app = self._auditor.over(Faultless(app))
+        by_url = self._auditor.over(Faultless(self._served.by_url), only_refused=True)
         app = ByUrl(traced(app, self._routes), by_url)
         app = Counting(app, self._served.meters, self._activity)
         door = Door(admit, self._watch, self._auditor, self._activity, waits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -84,6 +85,8 @@ def test_request_with_two_readings_is_refused_and_nothing_after_it_is_read(
 
     assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
     assert answer.count(b"HTTP/1.1 ") == 1, answer
+    _, _, body = answer.partition(b"\r\n\r\n")
+    assert json.loads(body)["code"] == "invalid_request"
     _served(attacked)
 
 
@@ -167,7 +170,9 @@ def test_many_or_large_headers_are_refused(attacked: Service) -> None:
     """A head is held in memory until it is whole."""
     many = b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: a\r\n" % n for n in range(20_000)) + b"\r\n"
     for data in (many, b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n"):
-        assert b" 431 " in _raw(attacked, data)[:40]
+        answer = _raw(attacked, data)
+        assert b" 431 " in answer[:40]
+        assert b'"code": "invalid_request"' in answer
     _served(attacked)
 
 

@@ -401,14 +401,14 @@ def test_another_user_is_turned_away_from_the_socket(service: Service) -> None:
             "os.setgid(65534); os.setuid(65534)\n"
             "s = socket.socket(socket.AF_UNIX)\n"
             f"s.connect({str(path)!r})\n"
-            "print(s.recv(100))\n"
+            "print(s.recv(1000))\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
     finally:
         path.chmod(mode)
-    assert "403" in done.stdout, done
+    assert "403" in done.stdout and "not_permitted" in done.stdout, done
     until_logged(service, "user 65534 refused")
     told = (service.home / "audit" / "audit.jsonl").read_text()
     assert '"status":403,"peer":"uid 65534"' in told
