@@ -51,6 +51,7 @@ class HealthCheck:
             return "any"
         if not known:
             raise ImageNotFoundError(
-                "the store has no image, so no sandbox can be made: coldframe image bootstrap"
+                "the store has no image, so no sandbox can be made; make one: "
+                "coldframe image bootstrap debian:bookworm"
             )
         return min(known, key=lambda image: image.size_bytes).name

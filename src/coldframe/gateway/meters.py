@@ -65,18 +65,14 @@ class _Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
-        yield _gauges(
+        sandboxes = GaugeMetricFamily(
             "coldframe_sandboxes",
-            "Sandboxes that have not ended, by state.",
-            "state",
-            {state.value: count for state, count in self._load.states.items()},
+            "Sandboxes that have not ended, by image and state.",
+            labels=["image", "state"],
         )
-        yield _gauges(
-            "coldframe_image_sandboxes",
-            "Sandboxes that have not ended, by image.",
-            "image",
-            self._load.images,
-        )
+        for (image, state), count in self._load.live.items():
+            sandboxes.add_metric([image, state.value], count)
+        yield sandboxes
         yield _gauges(
             "coldframe_ledger",
             "Terms of the ledger; created = deleted + expired + failed + lost + live + leaked.",

@@ -88,7 +88,7 @@ class ServedNode:
 
     def live(self) -> bool:
         """See `Served`."""
-        return any(self._node.load().states.values())
+        return bool(self._node.load().live)
 
     def answer_now(self) -> None:
         """See `Served`."""

@@ -43,13 +43,13 @@ def require_room(quota: Quota, owner: str, spec: SandboxSpec, live: Iterable[San
     allowed = {name: most for name, most in quota if most is not None}
     for name, amount in _over(in_use([spec]), allowed):
         raise UnsatisfiableError(
-            f"owner {owner!r} may have {name}={allowed[name]:g} at once, and this sandbox alone "
-            f"asks for {amount:g}; ask for less, or have the quota raised"
+            f"owner {owner!r} may have {name}={allowed[name]:.12g} at once, and this sandbox "
+            f"alone asks for {amount:.12g}; ask for less, or have the quota raised"
         )
     for name, amount in _over(in_use([*live, spec]), allowed):
         raise QuotaError(
-            f"owner {owner!r} may have {name}={allowed[name]:g} at once, and would have "
-            f"{amount:g}; delete sandboxes, or try again later"
+            f"owner {owner!r} may have {name}={allowed[name]:.12g} at once, and would "
+            f"have {amount:.12g}; delete sandboxes, or try again later"
         )
 
 

@@ -108,13 +108,9 @@ class Register:
         """How many were created, and how they ended, as in the ledger."""
         return dict(self._counts)
 
-    def states(self) -> Mapping[SandboxState, int]:
-        """How many have not ended, by state."""
-        return Counter(sandbox.state for sandbox in self._live.values())
-
-    def images(self) -> Mapping[str, int]:
-        """The same, by the image that they were asked for with."""
-        return Counter(sandbox.spec.image for sandbox in self._live.values())
+    def census(self) -> Mapping[tuple[str, SandboxState], int]:
+        """How many have not ended, by the image that they were asked for with, and state."""
+        return Counter((sandbox.spec.image, sandbox.state) for sandbox in self._live.values())
 
     def ledger(self, leaks: tuple[str, ...]) -> Ledger:
         """The ledger at this moment."""

@@ -54,10 +54,8 @@ class CloseReport:
 class Load:
     """How much a node has of what."""
 
-    states: Mapping[SandboxState, int]
-    """Sandboxes that have not ended."""
-    images: Mapping[str, int]
-    """The same, by the image that they were asked for with."""
+    live: Mapping[tuple[str, SandboxState], int]
+    """Sandboxes that have not ended, by the image that they were asked for with, and state."""
     counts: Mapping[str, int]
     """As in the ledger: created, deleted, expired, failed, lost."""
     running: int
@@ -106,8 +104,7 @@ class Sandboxes:
         """How much there is of what."""
         full = self._full()
         return Load(
-            states=self.register.states(),
-            images=self.register.images(),
+            live=self.register.census(),
             counts=self.register.counts,
             running=self._execs.running,
             waiting={
