@@ -46,7 +46,8 @@ class Tickets:
         self._file = home / "ports.key"
         self._key: bytes | None = None
         self._revoked_file = home / "ports.revoked"
-        self._revoked: set[str] | None = None
+        self._revoked: dict[str, int] | None = None
+        """By digest, when they would have expired: then they need not be known any more."""
 
     def issue(self, ticket: Ticket) -> str:
         """Return a token, of characters that a URL's path may have.
@@ -94,20 +95,28 @@ class Tickets:
             PortUrlInvalidError: it leads nowhere already.
             CapabilityError: the home cannot be written.
         """
-        self.read(token)
+        expires_at = self.read(token).expires_at
+        now = time.time()
+        known = self._known_revoked()
+        kept = {digest: until for digest, until in known.items() if until > now}
+        kept[_digest(token)] = expires_at
+        lines = "".join(f"{digest} {until}\n" for digest, until in kept.items())
+        draft = self._revoked_file.with_suffix(f".{os.getpid()}")
         try:
-            with self._revoked_file.open("a") as revoked:
-                revoked.write(f"{_digest(token)}\n")
+            draft.write_text(lines)
+            draft.replace(self._revoked_file)
         except OSError as error:
             raise CapabilityError(f"{self._revoked_file} cannot be kept: {error}") from error
-        self._known_revoked().add(_digest(token))
+        self._revoked = kept
 
-    def _known_revoked(self) -> set[str]:
+    def _known_revoked(self) -> dict[str, int]:
         if self._revoked is None:
             try:
-                self._revoked = set(self._revoked_file.read_text().split())
+                lines = self._revoked_file.read_text().splitlines()
             except FileNotFoundError:
-                self._revoked = set()
+                lines = []
+            told = (line.split() for line in lines)
+            self._revoked = {digest: int(until) for digest, until in told}
         return self._revoked
 
     def _sign(self, told: bytes) -> bytes:

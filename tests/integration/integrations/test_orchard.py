@@ -462,6 +462,16 @@ def test_service_that_cannot_be_is_refused(caller: httpx.Client, box: str) -> No
     assert caller.get(f"/sandboxes/{box}/services").json()["ports"] == []
 
 
+def test_urls_that_expired_make_room_for_others(caller: httpx.Client, box: str) -> None:
+    """A sandbox has eight ports with URLs at once: those that lead nowhere are none."""
+    for port in range(1, 9):
+        made = caller.post(f"/sandboxes/{box}/services", json={"port": port, "ttl_seconds": 1})
+        assert made.status_code == 200
+    more = {"port": 9, "ttl_seconds": 60}
+    wait_until(lambda: caller.post(f"/sandboxes/{box}/services", json=more).status_code == 200)
+    assert caller.get(f"/sandboxes/{box}/services").json()["ports"] == [9]
+
+
 # --- terminals ------------------------------------------------------------------------
 
 

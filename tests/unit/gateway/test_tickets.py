@@ -27,3 +27,29 @@ def test_secret_that_is_not_whole_signs_nothing(tmp_path: Path) -> None:
     (tmp_path / "ports.key").unlink()
     with pytest.raises(PortUrlInvalidError):
         Tickets(tmp_path).read(token)
+
+
+def test_revoked_tokens_are_kept_until_they_expire_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever exposes and revokes for years must not slow each request, nor fill the disk."""
+    now = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    tickets, kept = Tickets(tmp_path), tmp_path / "ports.revoked"
+
+    def revoked(expires_at: int) -> str:
+        token = tickets.issue(Ticket("sb-aaaaaa-aaaaaaaaaa", 80, expires_at))
+        tickets.revoke(token)
+        return token
+
+    lasting, short = revoked(1_000_900), revoked(1_000_100)
+    assert len(kept.read_text().splitlines()) == 2
+    now += 200
+    last = revoked(1_000_901)
+
+    assert len(kept.read_text().splitlines()) == 2
+    for token in (lasting, short, last):
+        for reader in (tickets, Tickets(tmp_path)):  # the same, after a restart
+            with pytest.raises(PortUrlInvalidError):
+                reader.read(token)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["ports.key", "ports.revoked"]

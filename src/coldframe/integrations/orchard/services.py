@@ -25,8 +25,8 @@ _LOOK_S = 0.2
 _PROBE_S = 5.0
 _MOST_PORTS = 8
 
-Exposed = dict[str, dict[int, list[str]]]
-"""Tokens by the node's id of a sandbox, and by port. Those of sandboxes that ended lead nowhere."""
+Exposed = dict[str, dict[int, dict[str, int]]]
+"""By the node's id of a sandbox, and by port: tokens, and when each expires."""
 
 
 @router.post("")
@@ -36,7 +36,8 @@ async def expose(request: Request, sandbox_id: str) -> dict[str, Any]:
     asked = await body(request, words.Expose)
     info = await words.found(tenant, sandbox_id)
     exposed: Exposed = request.app.state.exposed
-    ports = exposed.setdefault(info.id, {})
+    _drop_expired(exposed)
+    ports = exposed.get(info.id, {})
     if asked.port not in ports and len(ports) >= _MOST_PORTS:
         raise HTTPException(409, f"Sandbox {sandbox_id} exposes {_MOST_PORTS} ports already")
     if asked.wait_ready:
@@ -48,7 +49,7 @@ async def expose(request: Request, sandbox_id: str) -> dict[str, Any]:
             raise HTTPException(408, f"Service on port {said}") from None
     expires_at = math.ceil(time.time() + (asked.ttl_seconds or _TTL_S))
     token = service_of(request).tickets.issue(Ticket(info.id, asked.port, expires_at))
-    ports.setdefault(asked.port, []).append(token)
+    exposed.setdefault(info.id, {}).setdefault(asked.port, {})[token] = expires_at
     return {
         "sandbox_id": sandbox_id,
         "port": asked.port,
@@ -56,6 +57,17 @@ async def expose(request: Request, sandbox_id: str) -> dict[str, Any]:
         "url": f"{request.url.scheme}://{request.url.netloc}{PREFIX}{token}",
         "expires_at": float(expires_at),
     }
+
+
+def _drop_expired(exposed: Exposed) -> None:
+    now = time.time()
+    for sandbox_id, ports in list(exposed.items()):
+        for port, tokens in list(ports.items()):
+            ports[port] = {token: until for token, until in tokens.items() if until > now}
+            if not ports[port]:
+                del ports[port]
+        if not ports:
+            del exposed[sandbox_id]
 
 
 async def _until_ready(tenant: Tenant, inner: str, asked: words.Expose) -> None:
