@@ -41,6 +41,8 @@ def run(
 ) -> int:
     """Run one command in a fresh sandbox of an image, and delete the sandbox.
 
+    The sandbox has no lease: it lasts as long as the command, for which --deadline is.
+
     Output is passed on as it comes, stdin is passed in when it is piped (or with -t). The exit
     code is the command's own, 128 + N after signal N; 124 after the deadline, 126 not
     executable, 127 not found, 125 when it or the sandbox failed otherwise, 2 for wrong use.

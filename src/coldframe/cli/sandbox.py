@@ -54,8 +54,12 @@ def create(
     user: flags.User = None,
     workdir: flags.Workdir = None,
     ttl: Annotated[
-        float, typer.Option(help="Seconds until it ends; it can be read for a while after.")
-    ] = 7200.0,
+        str,
+        typer.Option(
+            metavar="SECONDS|never",
+            help="When its lease ends; then it can be read for a while. never: it has none.",
+        ),
+    ] = "7200",
     network: flags.Network = None,
     no_new_privileges: flags.NoNewPrivileges = False,
     as_json: flags.Json = False,
@@ -79,7 +83,7 @@ def create(
         labels=_labels(label),
         network=network,
         no_new_privileges=no_new_privileges,
-        ttl_s=ttl,
+        ttl=ttl,
     )
 
     async def make(client: AsyncSandboxClient) -> SandboxInfo:

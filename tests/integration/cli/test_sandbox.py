@@ -430,7 +430,9 @@ def test_port_that_nobody_serves_is_told_and_others_go_on(box: Sandbox) -> None:
     ("words", "said"),
     [
         (("--name", "bad name!"), b"--name bad name!: letters, digits"),
-        (("--ttl", "-1"), b"--ttl -1.0: more than 0\n"),
+        (("--ttl", "-1"), b"--ttl -1: more than 0\n"),
+        (("--ttl", "always"), b"--ttl 'always': a number of seconds, or never\n"),
+        (("--ttl", "inf"), b"--ttl inf: "),
         (("--network", "no rule"), b"no rule"),
         (("--pids", "1"), b"--pids 1: at least 4\n"),
         (("--shm", "1"), b"--shm 1: at least 1"),
@@ -443,6 +445,17 @@ def test_sandbox_that_cannot_be_is_refused_by_its_option(
     """Whoever types an option does not know the field that it becomes."""
     refused = run("create", "any", *words)
     assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.usefixtures("box")
+def test_sandbox_without_a_lease_is_asked_for_by_a_word() -> None:
+    """No number means never, and one that is long enough is somebody's guess."""
+    for words, ttl_s in ((("--ttl", "never"), None), ((), 7200.0), (("--ttl", "90"), 90.0)):
+        made = run("create", "any", "--json", *words)
+        info = json.loads(made.stdout)
+        assert info["spec"]["ttl_s"] == ttl_s
+        assert (info["expires_at"] is None) == (ttl_s is None)
+        assert run("rm", info["id"]).returncode == 0
 
 
 def test_none_is_deleted_when_one_is_not_known(box: Sandbox) -> None:
