@@ -17,10 +17,15 @@ pytest_plugins = (
     "tests.fixtures.restart",
     "tests.fixtures.redis",
     "tests.fixtures.egress",
+    "tests.fixtures.native",
 )
 
 FIRST = ("tests/integration/guest/", "tests/integration/examples/", "tests/security/rollouts/")
 """What takes longest begins first, so that nothing runs alone at the end."""
+
+
+FOR_ROOT = frozenset(("image_store", "internet", "native_home", "tree"))
+"""Fixtures that only root can make; a test that needs root without them is marked `root`."""
 
 
 def pytest_configure() -> None:
@@ -38,12 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run tests marked `long` too")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
     """Put the longest first; leave out what takes minutes unless it is asked for."""
     if hasattr(config, "workerinput"):
         shared = [one for one, times in Counter(i.nodeid for i in items).items() if times > 1]
         if shared:
             raise pytest.UsageError(f"pytest-xdist runs the first only of the tests named {shared}")
+    if os.geteuid() != 0:
+        for item in items:
+            if item.get_closest_marker("root") or not FOR_ROOT.isdisjoint(item.fixturenames):
+                item.add_marker(pytest.mark.skip(reason="needs root"))
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if not config.getoption("--long"):
         for item in items:

@@ -106,7 +106,7 @@ def _task_step(attempt: Attempt, stage: Stage) -> TaskStepRecord:
         verification=stage.verification,
         min_reward_missed=stage.stopped,
         model_s=known_sum(step.model_s for step in steps),
-        exec_s=sum(call.exec_s for step in steps for call in step.calls),
+        exec_s=math.fsum(call.exec_s for step in steps for call in step.calls),
         verify_s=stage.verify_s,
         totals=totals(steps),
     )
@@ -127,7 +127,7 @@ def _times(attempt: Attempt) -> Times:
     known = {
         "create_s": spent.get("create", 0.0),
         "model_s": math.fsum(step.model_s or 0.0 for step in attempt.recorder.steps),
-        "exec_s": sum(call.exec_s for step in attempt.recorder.steps for call in step.calls),
+        "exec_s": math.fsum(call.exec_s for step in attempt.recorder.steps for call in step.calls),
         "verify_s": spent.get("verify", 0.0),
         "delete_s": spent.get("delete", 0.0),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from coldframe.rollouts.task import RewardStrategy
@@ -23,7 +24,9 @@ def total_rewards(
         return dict(verdicts[-1]) if verdicts and verdicts[-1] is not None else None
     given = [one for one in verdicts if one is not None]
     parts = dict.fromkeys(part for one in given for part in one)
-    return {part: sum(one.get(part, 0.0) for one in given) / len(given) for part in parts} or None
+    return {
+        part: math.fsum(one.get(part, 0.0) for one in given) / len(given) for part in parts
+    } or None
 
 
 def why_stop(min_reward: Rewards | None, verdict: Rewards | None) -> str | None:

@@ -22,12 +22,6 @@ pytestmark = pytest.mark.root
 DOCTOR = [sys.executable, "-m", "coldframe.cli.main", "doctor"]
 
 
-@pytest.fixture(autouse=True)
-def _as_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-
-
 def _checks(home: Path | None = None, *before: str) -> tuple[int, dict[str, dict[str, Any]]]:
     environment = dict(os.environ)
     if home is not None:

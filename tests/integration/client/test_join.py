@@ -464,7 +464,7 @@ except ColdframeError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.root
 @pytest.mark.parametrize("served", [True, False])
 def test_user_without_rights_is_told_so(home: Path, served: bool) -> None:
     """Neither a node of root nor a home of root's is theirs."""

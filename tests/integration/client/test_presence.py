@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from tests.fixtures.restart import IMAGE, Services
 from tests.fixtures.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
+    pytest.mark.root,
     pytest.mark.timeout(200),
 ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.egress import Internet, hello, web
+from tests.fixtures.egress import METADATA, OTHER, PRIVATE, SHARED, WEB, WEB6, Internet, hello, web
 
 TALK = """
 import socket, sys
@@ -80,8 +80,6 @@ def tls_server(certificate: Path) -> ssl.SSLContext:
 @pytest.fixture
 async def servers(internet: Internet) -> Internet:
     """`hello` on port 7 and `web` on port 80 of every address, and names for two of them."""
-    from tests.fixtures.egress import METADATA, OTHER, PRIVATE, SHARED, WEB, WEB6
-
     internet.names |= {"web.example": [WEB], "six.example": [WEB6], "other.example": [OTHER]}
     for address in (WEB, OTHER, WEB6, PRIVATE, METADATA, SHARED):
         await internet.serve(address, 7, hello)

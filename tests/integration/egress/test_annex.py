@@ -32,7 +32,6 @@ from tests.fixtures.egress import (
     fenced_runtime,
     open_flows,
 )
-from tests.fixtures.runtime import require_root
 from tests.fixtures.waiting import until
 from tests.integration.egress.conftest import SWAP, TALK
 
@@ -223,9 +222,9 @@ async def test_no_process_outlives_its_node(
     assert not runs(pid)
 
 
+@pytest.mark.root
 async def test_process_has_no_rights_and_ends_with_a_node_that_is_killed() -> None:
     """It needs nothing but what it is given; and nobody is left to end it."""
-    require_root()
     script = """
 import asyncio
 from coldframe.host.egress.annex import Annex

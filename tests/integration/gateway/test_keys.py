@@ -31,7 +31,6 @@ from coldframe.protocol.errors import (
     UnsatisfiableError,
 )
 from coldframe.protocol.wire import read_error
-from tests.fixtures.runtime import require_root
 from tests.fixtures.service import Service, serving
 from tests.integration.gateway.conftest import http, self_signed, until_logged
 
@@ -144,9 +143,9 @@ def test_key_is_not_in_the_store(keyed_service: Service, make_key: MakeKey) -> N
     assert (keyed_service.home / "gateway.sqlite").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.root
 def test_full_disk_is_said_and_does_not_kill_who_opens_the_keys(tmp_path: Path) -> None:
     """SQLite maps a file: where its blocks are smaller than a page, a full disk is SIGBUS."""
-    require_root()
     disk, image = tmp_path / "disk", tmp_path / "image"
     disk.mkdir()
     with image.open("wb") as file:

@@ -37,7 +37,7 @@ from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import http
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
+    pytest.mark.root,
     pytest.mark.timeout(400),
 ]
 

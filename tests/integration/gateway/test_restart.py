@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import signal
 import socket
 import threading
@@ -24,7 +23,7 @@ from tests.fixtures.restart import IMAGE, Services
 from tests.fixtures.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root"),
+    pytest.mark.root,
     pytest.mark.timeout(400),
 ]
 

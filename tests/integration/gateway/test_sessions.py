@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +25,6 @@ from tests.fixtures.census import processes_of
 from tests.fixtures.restart import IMAGE, Services
 from tests.fixtures.service import Service
 from tests.fixtures.waiting import wait_until
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root")
 
 
 def test_session_is_found_again_by_its_id(service: Service, served: Sandbox) -> None:
@@ -129,7 +126,7 @@ def _pending(pool: ThreadPoolExecutor, session: Session) -> Callable[[], bytes]:
     return result
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 @pytest.mark.parametrize("how", ["killed", "upgraded"])
 def test_session_goes_on_after_a_restart(
@@ -158,7 +155,7 @@ def test_session_goes_on_after_a_restart(
         assert session.exec("echo $?; echo $x; pwd; cat /ran").stdout == b"7\nkept\n/tmp\nfirst\n"
 
 
-@needs_root
+@pytest.mark.root
 def test_session_answer_that_was_lost_with_the_service_is_given_again(services: Services) -> None:
     """The last command had ended, and its answer never came: it must not run again."""
     services.start()
@@ -184,7 +181,7 @@ def test_session_answer_that_was_lost_with_the_service_is_given_again(services: 
         assert ended.exit_code == 4
 
 
-@needs_root
+@pytest.mark.root
 def test_session_command_ends_at_its_deadline_while_no_service_lives(services: Services) -> None:
     """What spins on for as long as nobody comes back takes the machine from everybody else."""
     services.start()

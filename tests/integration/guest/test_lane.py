@@ -14,10 +14,7 @@ from tests.guest.__main__ import TESTS
 from tests.guest.errors import GuestError
 from tests.guest.machine import GuestSettings, run_guest
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="the image store belongs to root"),
-]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture

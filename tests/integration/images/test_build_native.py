@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,12 +15,12 @@ from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import DockerfileError
 from coldframe.protocol.models import ExecRequest, SandboxSpec
 
+pytestmark = pytest.mark.root
+
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """A node with a store of its own that holds busybox."""
-    if os.geteuid() != 0:
-        pytest.skip("the native runtime needs root")
     with ImageStore(tmp_path / "home" / "images") as store:
         bootstrap(store, "busybox")
     async with Node(NodeSettings(home=tmp_path / "home")) as node:

@@ -311,7 +311,8 @@ import asyncio, json, os, pathlib, signal, sys
 from tests.fixtures.native import running
 
 async def main():
-    native = await running(pathlib.Path(sys.argv[1])).__aenter__()
+    opened = running(pathlib.Path(sys.argv[1]))
+    native = await opened.__aenter__()
     sandbox = await native.create()
     native.start(sandbox, "sleep", "100")
     await native.wait_for_names(sandbox, b"sleep")

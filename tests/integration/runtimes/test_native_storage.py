@@ -23,7 +23,6 @@ from coldframe.runtimes.native import NativeRuntime
 from tests.fixtures.runtime import (
     native_runtime_in,
     pieces,
-    require_root,
     run,
 )
 
@@ -98,11 +97,11 @@ async def test_full_pool_fails_typed_and_recovers(
         assert await other.files.write("/f", pieces(os.urandom(MIB))) == MIB
 
 
+@pytest.mark.root
 async def test_output_beyond_a_full_disk_is_counted_and_its_loss_is_said(
     tmp_path: Path, image_store: ImageStore, busybox_image: Image
 ) -> None:
     """The command is not to blame for our disk, and what is missing must not look complete."""
-    require_root()
     spool = tmp_path / "nodes/full00/spool"
     spool.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "x", str(spool)]

@@ -20,7 +20,7 @@ from coldframe.host.pool import BtrfsStorage
 from coldframe.host.spools import first_kept, read_spool, window_ends
 from coldframe.host.storage import open_storage
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StorageFullError
-from tests.fixtures.runtime import require_root, shown_files
+from tests.fixtures.runtime import shown_files
 from tests.fixtures.waiting import wait_until
 
 MIB = 1 << 20
@@ -253,9 +253,9 @@ def _seen(path: Path) -> bool:
     return str(path) in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.root
 async def test_btrfs_pool_leaves_no_file_no_mount_and_no_loop_device(tmp_path: Path) -> None:
     """After kill -9 nobody would clear them away."""
-    require_root()
     storage = BtrfsStorage(tmp_path, "abc123", size_bytes=256 * MIB)
     assert _names(tmp_path) == []
     assert str(tmp_path / "abc123.img") in shown_files()
@@ -272,9 +272,9 @@ async def test_btrfs_pool_leaves_no_file_no_mount_and_no_loop_device(tmp_path: P
     assert str(tmp_path / "abc123.img") not in shown_files()
 
 
+@pytest.mark.root
 async def test_btrfs_limit_holds_and_others_are_not_touched_by_it(tmp_path: Path) -> None:
     """One sandbox that fills its share must not be everybody's disk full."""
-    require_root()
     storage = BtrfsStorage(tmp_path, "abc123", size_bytes=256 * MIB)
     limited, free = storage.make("sb-a", MIB), storage.make("sb-b", None)
 
@@ -294,9 +294,9 @@ async def test_btrfs_limit_holds_and_others_are_not_touched_by_it(tmp_path: Path
     storage.close()
 
 
+@pytest.mark.root
 def test_storage_on_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     """A pool of a full disk would fail in the middle of an episode."""
-    require_root()
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "x", str(disk)], check=True)
@@ -310,11 +310,11 @@ def test_storage_on_a_full_disk_is_refused_before_anything_is_made(tmp_path: Pat
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.root
 def test_pool_on_a_disk_that_filled_up_says_so_and_lets_go_of_its_sandboxes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read-only for good: deletes must end, and creates must say what helps."""
-    require_root()
     monkeypatch.setattr("coldframe.host.space._RESERVE_BYTES", 0)
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -356,11 +356,11 @@ def test_storage_of_unknown_kind_is_refused_by_name(tmp_path: Path) -> None:
         open_storage("btfrs", node_id="abc123", state=tmp_path, pools=tmp_path)
 
 
+@pytest.mark.root
 def test_storage_auto_says_why_it_took_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow machine without a hint is a support case."""
-    require_root()
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     storage = open_storage("auto", node_id="abc123", state=tmp_path, pools=tmp_path / "p")
 
@@ -385,9 +385,9 @@ def test_doctor_names_every_check_once_and_a_remedy_for_each_failure(tmp_path: P
     assert all(check.remedy for check in checks if not check.ok)
 
 
+@pytest.mark.root
 def test_doctor_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be run beside a live node, as often as one likes."""
-    require_root()
     monkeypatch.setattr(doctor, "new_node_id", lambda: "doc000")
 
     assert [check for check in doctor.examine(tmp_path) if check.required and not check.ok] == []
@@ -397,9 +397,9 @@ def test_doctor_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monkey
     assert census.node_cgroups("doc000") == []
 
 
+@pytest.mark.root
 def test_gc_spares_the_living_the_new_and_what_is_not_a_node(tmp_path: Path) -> None:
     """Reaping a live node would end somebody's episodes."""
-    require_root()
     nodes = tmp_path / "nodes"
     live, dead, new, other = (nodes / name for name in ("live00", "dead00", "new000", "README"))
     lock = gc.hold_node(live)
@@ -419,9 +419,9 @@ def test_gc_spares_the_living_the_new_and_what_is_not_a_node(tmp_path: Path) -> 
     assert len(gc.reap_dead_nodes(tmp_path)) == 2
 
 
+@pytest.mark.root
 def test_gc_unmounts_what_lies_below_a_dead_nodes_directory(tmp_path: Path) -> None:
     """A mount there would keep the directory, or be emptied instead of it."""
-    require_root()
     point = tmp_path / "nodes/dead00/uppers/m"
     point.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "x", str(point)], check=True)

@@ -12,7 +12,7 @@ from coldframe.host.roottree import closing
 from coldframe.host.spares import SpareUppers
 from coldframe.host.storage import DirectoryStorage, TmpfsStorage
 from coldframe.protocol.errors import CapabilityError, StorageFullError
-from tests.fixtures.runtime import open_descriptors, require_root
+from tests.fixtures.runtime import open_descriptors
 
 MIB = 1 << 20
 
@@ -147,9 +147,9 @@ def test_stray_beside_the_spares_is_told(spares: SpareUppers, tmp_path: Path) ->
     spares.close()
 
 
+@pytest.mark.root
 async def test_clear_removes_spares_too_and_gives_every_descriptor_back() -> None:
     """A node that closes leaves nothing."""
-    require_root()
     before = open_descriptors()
     spares = SpareUppers(TmpfsStorage(), spares=2)
     spares.refill()

@@ -307,7 +307,7 @@ def test_steps_stay_aligned_with_their_rewards() -> None:
         (
             MULTI_STEP_MEAN,
             [{"reward": 0.1}, {"reward": 0.2}, {"reward": 0.3}],
-            0.6000000000000001 / 3,
+            0.6 / 3,
         ),
     ],
 )
