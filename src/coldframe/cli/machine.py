@@ -140,7 +140,8 @@ def _is_served(directory: Path) -> bool:
 async def _told(home: Path) -> list[str]:
     """Ask a node of any version: no protocol is claimed, and only JSON is read."""
     from coldframe.client._calls import call
-    from coldframe.client._http import Address, Http
+    from coldframe.client._connection import Address
+    from coldframe.client._http import Http
 
     http = Http(Address("localhost", unix=places.socket_of(home)), [])
     with contextlib.closing(http):

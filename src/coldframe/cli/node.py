@@ -237,7 +237,8 @@ def _signal(process: int, number: signal.Signals = signal.SIGTERM) -> None:
 async def _asked(home: Path) -> dict[str, Any]:
     """Ask a node of any version: no protocol is claimed, and only JSON is read."""
     from coldframe.client._calls import call
-    from coldframe.client._http import Address, Http
+    from coldframe.client._connection import Address
+    from coldframe.client._http import Http
 
     http = Http(Address("localhost", unix=places.socket_of(home)), [])
     with contextlib.closing(http):

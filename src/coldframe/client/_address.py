@@ -16,7 +16,7 @@ from coldframe.protocol import places
 from coldframe.protocol.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from coldframe.client._http import Address
+    from coldframe.client._connection import Address
     from coldframe.client._link import NodeLink, NodeOpener
 
 IN_PROCESS = "in-process"
@@ -80,7 +80,7 @@ def parse(url: str) -> Address:
     Raises:
         InvalidRequestError: it is none of them.
     """
-    from coldframe.client._http import Address
+    from coldframe.client._connection import Address
 
     wrong = InvalidRequestError(
         f"url {url[:200]!r}: write unix:/PATH, http://HOST:PORT, https://HOST:PORT or in-process"

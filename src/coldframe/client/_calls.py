@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from coldframe.client._http import Answer, Headers, Http
+from coldframe.client._connection import Answer
+from coldframe.client._http import Headers, Http
 from coldframe.protocol import wire
 from coldframe.protocol.errors import Execution, ServiceUnreachableError
 

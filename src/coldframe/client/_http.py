@@ -10,81 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from coldframe.protocol import places, tracing
+from coldframe.client._connection import (
+    Address,
+    Answer,
+    Connection,
+    Head,
+    open_connection,
+    pieces,
+    read_head,
+)
+from coldframe.protocol import tracing
 from coldframe.protocol.errors import Execution, NotPermittedError, ServiceUnreachableError
 
-_PIECE = 1 << 18
-_BUFFER = 1 << 20
-_IDLE_S = 60.0
-"""Connections that did nothing for longer are not used again: the service may be closing them."""
 _CONNECT_S = 10.0
 _KEPT = 64
 
 Headers = Sequence[tuple[str, str]]
 Reviver = Callable[[], Awaitable[None]]
 """Starts again what served a socket and was killed."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a service is."""
-
-    host: str
-    port: int = 0
-    unix: Path | None = None
-    tls: bool = False
-
-    def __str__(self) -> str:
-        if self.unix is not None:
-            return f"unix:{self.unix}"
-        return f"{'https' if self.tls else 'http'}://{self.authority}"
-
-    @property
-    def authority(self) -> str:
-        """For the Host header."""
-        if self.unix is not None:
-            return "localhost"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-@dataclass
-class Head:
-    """How an answer begins."""
-
-    status: int
-    headers: Mapping[str, str]
-    """Names in lower case; of several of one name the last."""
-    lines: Sequence[str]
-    """All of them, as they came."""
-
-
-@dataclass
-class Answer(Head):
-    """An answer whose body is in memory."""
-
-    body: bytes
-
-
-@dataclass(eq=False)
-class _Connection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    idle_since: float = field(default_factory=monotonic)
-
-    def close(self) -> None:
-        self.writer.transport.abort()
-
-    @property
-    def usable(self) -> bool:
-        stale = monotonic() - self.idle_since > _IDLE_S
-        return not (stale or self.writer.is_closing() or self.reader.at_eof())
 
 
 class Http:
@@ -94,7 +41,7 @@ class Http:
         self.address = address
         fixed = [("Host", address.authority), *headers]
         self._fixed = "".join(f"{name}: {value}\r\n" for name, value in fixed).encode("latin-1")
-        self._idle: list[_Connection] = []
+        self._idle: list[Connection] = []
         self._tls = ssl.create_default_context() if address.tls else None
         self._refused_since: float | None = None
         self.revive: Reviver | None = None
@@ -126,21 +73,17 @@ class Http:
                 whether the request may have been carried out.
         """
         connection = await self._connection()
-        head = self._head(method, target, headers, len(body))
+        request = self._head(method, target, headers, len(body)) + body
         try:
-            async with asyncio.timeout(within_s):
-                connection.writer.write(head + body)
-                await connection.writer.drain()
-                begun = await _read_head(connection.reader)
-                found = await _body(connection.reader, method, begun)
+            answer = await connection.answer(request, method, within_s)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             connection.close()
             raise self._lost(error) from error
         except BaseException:
             connection.close()
             raise
-        self._keep(connection, begun)
-        return Answer(begun.status, begun.headers, begun.lines, found)
+        self._keep(connection, answer)
+        return answer
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -165,16 +108,16 @@ class Http:
         try:
             begun = await self._answered(connection, sending)
 
-            async def pieces() -> AsyncIterator[bytes]:
+            async def content_of() -> AsyncIterator[bytes]:
                 nonlocal whole
                 try:
-                    async for piece in _pieces(connection.reader, method, begun):
+                    async for piece in pieces(connection.reader, method, begun):
                         yield piece
                 except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
                     raise self._lost(error) from error
                 whole = True
 
-            yield begun, pieces()
+            yield begun, content_of()
         finally:
             if sending is not None and not sending.done():
                 whole = False
@@ -186,11 +129,9 @@ class Http:
             else:
                 connection.close()
 
-    async def _answered(
-        self, connection: _Connection, sending: asyncio.Future[None] | None
-    ) -> Head:
+    async def _answered(self, connection: Connection, sending: asyncio.Future[None] | None) -> Head:
         """Return the head of the answer; what the body's source raises comes first."""
-        reading = asyncio.ensure_future(_read_head(connection.reader))
+        reading = asyncio.ensure_future(read_head(connection.reader))
         try:
             if sending is not None:
                 both: set[asyncio.Future[Any]] = {reading, sending}
@@ -210,10 +151,10 @@ class Http:
 
     # --- connections ------------------------------------------------------------------
 
-    async def _connection(self) -> _Connection:
+    async def _connection(self) -> Connection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.wake():
                 return connection
             connection.close()
         try:
@@ -224,17 +165,11 @@ class Http:
             await self.revive()
             return await self._connect()
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> Connection:
         where = self.address
         try:
             async with asyncio.timeout(_CONNECT_S):
-                if where.unix is not None:
-                    with places.address_of(where.unix) as address:
-                        pair = await asyncio.open_unix_connection(address, limit=_BUFFER)
-                else:
-                    pair = await asyncio.open_connection(
-                        where.host, where.port, limit=_BUFFER, ssl=self._tls
-                    )
+                connection = await open_connection(where, self._tls)
         except ssl.SSLCertVerificationError as error:
             raise ServiceUnreachableError(
                 f"the certificate of {where} is not trusted: {error.verify_message}; for an "
@@ -248,24 +183,25 @@ class Http:
                 ) from error
             if isinstance(error, ConnectionRefusedError) and self._refused_since is None:
                 self._refused_since = monotonic()
+            why = str(error) or "no connection in time"
             raise ServiceUnreachableError(
-                f"no service answers at {where}: {error or 'no connection in time'}; start one "
-                "with coldframe serve, or set COLDFRAME_URL"
+                f"no service answers at {where}: {why}; start one with coldframe serve, or set "
+                "COLDFRAME_URL"
             ) from error
         self._refused_since = None
-        return _Connection(*pair)
+        return connection
 
-    def _keep(self, connection: _Connection, head: Head) -> None:
+    def _keep(self, connection: Connection, head: Head) -> None:
         if head.headers.get("connection") == "close" or len(self._idle) >= _KEPT:
             connection.close()
         else:
-            connection.idle_since = monotonic()
+            connection.rest()
             self._idle.append(connection)
 
     def _lost(self, error: BaseException) -> ServiceUnreachableError:
         return ServiceUnreachableError(
             f"the connection to {self.address} was lost before the answer: "
-            f"{error or type(error).__name__}",
+            f"{str(error) or type(error).__name__}",
             execution=Execution.UNKNOWN,
         )
 
@@ -303,44 +239,3 @@ async def _send(writer: asyncio.StreamWriter, content: AsyncIterator[bytes]) -> 
             await writer.drain()
     writer.write(b"0\r\n\r\n")
     await writer.drain()
-
-
-async def _read_head(reader: asyncio.StreamReader) -> Head:
-    text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = text[:-4].split("\r\n")
-    version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError(f"{first[:80]!r} is no HTTP answer")
-    pairs = (line.partition(":") for line in lines)
-    headers = {name.lower(): value.strip() for name, _, value in pairs}
-    return Head(int(rest[:3]), headers, lines)
-
-
-async def _body(reader: asyncio.StreamReader, method: str, head: Head) -> bytes:
-    size = head.headers.get("content-length")
-    if size is None or method == "HEAD" or "transfer-encoding" in head.headers:
-        return b"".join([piece async for piece in _pieces(reader, method, head)])
-    return await reader.readexactly(int(size))
-
-
-async def _pieces(reader: asyncio.StreamReader, method: str, head: Head) -> AsyncIterator[bytes]:
-    if method == "HEAD" or head.status in {204, 304}:
-        return
-    if head.headers.get("transfer-encoding") == "chunked":
-        while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-            async for piece in _exactly(reader, size):
-                yield piece
-            await reader.readexactly(2)
-        await reader.readuntil(b"\r\n")
-        return
-    async for piece in _exactly(reader, int(head.headers["content-length"])):
-        yield piece
-
-
-async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[bytes]:
-    while size:
-        piece = await reader.read(min(size, _PIECE))
-        if not piece:
-            raise EOFError("it ended in the middle")
-        size -= len(piece)
-        yield piece

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import IO, TYPE_CHECKING
 
 import coldframe
-from coldframe.client._http import Address
+from coldframe.client._connection import Address
 from coldframe.protocol import places
 from coldframe.protocol.errors import (
     CapabilityError,

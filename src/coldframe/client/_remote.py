@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from coldframe.client._calls import call
-from coldframe.client._http import Address, Http, Reviver
+from coldframe.client._connection import Address
+from coldframe.client._http import Http, Reviver
 from coldframe.client._presence import Presence
 from coldframe.client._remote_execs import MARGIN_S, POLL_S, RemoteExecs, sandbox_path
 from coldframe.client._remote_files import RemoteFiles

@@ -9,7 +9,8 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from coldframe.client._calls import call
-from coldframe.client._http import Answer, Headers, Http
+from coldframe.client._connection import Answer
+from coldframe.client._http import Headers, Http
 from coldframe.protocol import wire
 from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest, ExecResult, OutputChunk, SignalScope, Stream

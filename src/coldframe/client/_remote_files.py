@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
-from coldframe.client._http import Answer, Http
+from coldframe.client._connection import Answer
+from coldframe.client._http import Http
 from coldframe.protocol import wire
 from coldframe.protocol.models import FileEntry, FileStat
 from coldframe.protocol.text import encoded, excerpt

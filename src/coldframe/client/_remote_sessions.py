@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
-from coldframe.client._http import Answer
+from coldframe.client._connection import Answer
 from coldframe.protocol import wire
 from coldframe.protocol.models import SessionExecRequest, SessionInfo, SessionRequest, SessionResult
 

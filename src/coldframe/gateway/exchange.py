@@ -87,5 +87,9 @@ class Exchange:
             self.connection.answered(close=not self.keep_alive)
 
 
+Taker = Callable[[Exchange], None]
+"""Answers a request without the application."""
+
+
 async def _receive_nothing() -> Message:
     raise NotImplementedError("the request was read before it was answered")

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from coldframe.gateway.exchange import Exchange
+from coldframe.gateway.exchange import Exchange, Taker
+from coldframe.gateway.heads import Heads, ends_with_message
 from coldframe.gateway.joined import Joined
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, NotPermittedError
 from coldframe.protocol.wire import error_body
@@ -50,8 +51,6 @@ Refused = Callable[[str, int], None]
 """Told who was turned away before there was a request, and with what status."""
 
 
-Taker = Callable[[Exchange], None]
-"""Answers a request without the application."""
 Shortcut = Callable[[bytes], Taker | None]
 """Gives what takes a POST to a URL, if anything does."""
 
@@ -82,6 +81,10 @@ class Bounded(HttpToolsProtocol):
     """What has come of it."""
     _whole: tuple[Taker, Exchange] | None = None
     """One that is whole."""
+    _clean = True
+    """Whether all that came so far was whole requests, and not a byte behind them."""
+    _between = False
+    """Whether a request has come to its end since, and none has begun."""
     _in_head = True
     _head_size = 0
     """How much came since the last of a body: of a head, of trailers, of what frames chunks."""
@@ -91,6 +94,9 @@ class Bounded(HttpToolsProtocol):
     """Whether nothing more is read of it."""
     _begun = False
     """Whether uvicorn knows of it."""
+    _idle_since: float | None = None
+    """Since when all is answered, if the last of it was without the application."""
+    _idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Turn away other users of a unix socket, and start the clock."""
@@ -104,12 +110,15 @@ class Bounded(HttpToolsProtocol):
             stream.close()
             return
         self._begun = True
+        self._heads = Heads(self.most_bytes)
         super().connection_made(cast(asyncio.Transport, Joined(stream)))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._forget_clock()
+        if self._idle is not None:
+            self._idle.cancel()
         if self._begun:
             super().connection_lost(exc)
 
@@ -120,15 +129,23 @@ class Bounded(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what is no body."""
-        if self._refused:
+        self._idle_since = None
+        if self._refused or self._take_known(data):
             return
+        whole, self._clean, self._between = self._clean, False, False
         self._head_size += len(data)
         super().data_received(data)
-        self._hand_on()
+        self._clean = self._between and ends_with_message(data, whole=whole)
+        self._hand_on(data if whole and self._clean else None)
         if self._head_size > self.most_bytes:
             self._refuse(say=self._in_head or not self.cycle.response_started)
         elif self._in_head and self._head_size and self._late is None:  # most are there at once
             self._await_head()
+
+    def on_message_begin(self) -> None:
+        """Another request begins."""
+        self._between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Stop the clock; the body has bounds of its own. Say which process asks."""
@@ -159,14 +176,35 @@ class Bounded(HttpToolsProtocol):
             return None
         return self.shortcut(self.url)
 
-    def _hand_on(self) -> None:
-        """Let a request that is whole be taken; one that is not is the application's after all."""
+    def _take_known(self, data: bytes) -> bool:
+        """Let a request be taken whose head is known, without the parser; False: it is not."""
+        if not self._clean or self.is_answering():
+            return False
+        found = self._heads.find(data)
+        if found is None:
+            return False
+        take, scope, body = found
+        self._forget_clock()
+        self._unset_keepalive_if_required()
+        scope["state"] = self.app_state.copy()
+        exchange = Exchange(self, scope, body)
+        self.cycle = cast(RequestResponseCycle, exchange)
+        take(exchange)
+        return True
+
+    def _hand_on(self, data: bytes | None) -> None:
+        """Let a request that is whole be taken; one that is not is the application's after all.
+
+        `data` is one request and nothing else, if it is given.
+        """
         whole, self._whole = self._whole, None
         part, self._taker = self._taker, None
         if self.transport.is_closing():
             return
         if whole is not None:
             take, exchange = whole
+            if data is not None:
+                self._heads.learn(data, take, exchange.scope)
             take(exchange)
         if part is not None:
             body, self._body = self._body, b""
@@ -185,6 +223,7 @@ class Bounded(HttpToolsProtocol):
         """The next head may come; its time begins with its first byte."""
         self._in_head = True
         self._head_size = 0
+        self._between = not self.parser.should_upgrade()
         if self._taker is not None:
             path, _, query = self.url.partition(b"?")
             about = {"method": "POST", "path": path.decode("ascii"), "query_string": query}
@@ -205,7 +244,25 @@ class Bounded(HttpToolsProtocol):
         """See `Connection`."""
         if close:
             self.transport.close()
-        self.on_response_complete()
+        if self.pipeline or self.transport.is_closing():
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self._idle is None:
+            self._idle = self.loop.call_later(self.timeout_keep_alive, self._on_idle)
+
+    def _on_idle(self) -> None:
+        """Close it if nothing has come for long: one timer for many answers, most are no last."""
+        self._idle = None
+        if self._idle_since is None or self.transport.is_closing():
+            return
+        until = self._idle_since + self.timeout_keep_alive
+        if until <= self.loop.time():
+            self.timeout_keep_alive_handler()
+        else:
+            self._idle = self.loop.call_at(until, self._on_idle)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """See `Connection`."""

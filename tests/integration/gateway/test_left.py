@@ -20,7 +20,8 @@ import pytest
 
 from coldframe.cli import machine
 from coldframe.client._calls import call
-from coldframe.client._http import Address, Http
+from coldframe.client._connection import Address
+from coldframe.client._http import Http
 from coldframe.host import census, orphans, wire, workers
 from coldframe.host.reaping import reap_cgroups
 from coldframe.protocol.errors import (

@@ -12,7 +12,8 @@ import pytest
 
 from coldframe.client import _calls
 from coldframe.client._calls import call
-from coldframe.client._http import Address, Answer, Http
+from coldframe.client._connection import Address, Answer
+from coldframe.client._http import Http
 from coldframe.protocol.errors import NotPermittedError, ServiceUnreachableError
 
 

@@ -4,175 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coldframe.gateway.exchange import Exchange
-from coldframe.gateway.express import Door
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.keys import create_key, revoke_key
-from coldframe.gateway.protocol import Shortcut, Taker
-from coldframe.gateway.served import ServedNode
-from coldframe.gateway.server import Doors, Listen
 from coldframe.gateway.settings import GatewaySettings
-from coldframe.gateway.store.sqlite import SqliteStore
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.models import SandboxSpec
+from tests.fixtures.short_way import Answer, Connection, Headers, Served, serving
 
-Headers = dict[str, str]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-
-
-class Counted(ServedNode):
-    """Knows how many requests took the short way."""
-
-    short = 0
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.taken = asyncio.Event()
-        """Whether any did."""
-
-    def express(self, door: Door) -> Shortcut | None:
-        """Count what is taken."""
-        taker = super().express(door)
-        assert taker is not None
-        return lambda url: self._counted(taker(url))
-
-    def _counted(self, take: Taker | None) -> Taker | None:
-        def counted(exchange: Exchange) -> None:
-            self.short += 1
-            self.taken.set()
-            assert take is not None
-            take(exchange)
-
-        return None if take is None else counted
-
-
-@dataclass
-class Served:
-    """A service in this process, whose short way can be counted."""
-
-    node: Node
-    store: SqliteStore
-    app: Counted
-    doors: Doors
-    at: Listen
-    audit: Path
-    sandbox_id: str = ""
-    read: int = field(default=0)
-
-    def noted(self) -> list[dict[str, Any]]:
-        """Lines of the audit log since the last call, without their time."""
-        lines = [json.loads(line) for line in self.audit.read_text().splitlines()]
-        new, self.read = lines[self.read :], len(lines)
-        return [{name: one for name, one in line.items() if name != "time"} for line in new]
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """A connection to it."""
-        reader, writer = await asyncio.open_connection(self.at.host, self.at.port)
-        try:
-            yield Connection(self, reader, writer)
-        finally:
-            writer.close()
-
-
-@dataclass
-class Answer:
-    """What came back."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-    def json(self) -> Any:
-        """Its body."""
-        return json.loads(self.body)
-
-    def comparable(self) -> tuple[int, Headers, str]:
-        """Without what differs each time: spans, times, ids of operations, what was used."""
-        headers = {name: value for name, value in self.headers.items() if name != "content-length"}
-        if "traceparent" in headers:
-            headers["traceparent"] = headers["traceparent"][:36]
-        varying = r'"(operation_id|\w+_at|duration_s|cpu_\w+|memory_peak_bytes)": ?[^,}]+'
-        return self.status, headers, re.sub(varying, "", self.body.decode())
-
-
-@dataclass
-class Connection:
-    """Sends requests as bytes, so that it is known in which pieces they come."""
-
-    service: Served
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    def request(self, body: Any, query: str = "", **headers: str) -> tuple[bytes, bytes]:
-        """Head and body of a submission."""
-        told = body if isinstance(body, bytes) else json.dumps(body).encode()
-        sandbox = headers.pop("sandbox", self.service.sandbox_id)
-        given = {"Host": "127.0.0.1", **{name.replace("_", "-"): headers[name] for name in headers}}
-        lines = [f"POST /v1/sandboxes/{sandbox}/execs{query} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in given.items()]
-        lines += [f"Content-Length: {len(told)}", "", ""]
-        return "\r\n".join(lines).encode(), told
-
-    async def short(self, body: Any, query: str = "", **headers: str) -> Answer:
-        """Send it in one piece; it must take the short way."""
-        before = self.service.app.short
-        head, told = self.request(body, query, **headers)
-        self.writer.write(head + told)
-        answer = await self.answer()
-        assert self.service.app.short == before + 1
-        return answer
-
-    async def long(self, body: Any, query: str = "", **headers: str) -> Answer:
-        """Send the body after the head: it must go through the application."""
-        before = self.service.app.short
-        head, told = self.request(body, query, **headers)
-        self.writer.write(head)
-        await asyncio.sleep(0.02)
-        self.writer.write(told)
-        answer = await self.answer()
-        assert self.service.app.short == before
-        return answer
-
-    async def answer(self) -> Answer:
-        """The next answer."""
-        async with asyncio.timeout(20):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            first, *lines = head.strip().split("\r\n")
-            headers = {name.lower(): value for name, value in (one.split(": ") for one in lines)}
-            body = await self.reader.readexactly(int(headers["content-length"]))
-        return Answer(int(first.split()[1]), headers, body)
-
-
-@asynccontextmanager
-async def serving(
-    home: Path, settings: GatewaySettings | None = None, node: Node | None = None
-) -> AsyncIterator[Served]:
-    """A node in this process, with its doors open."""
-    chosen = settings or GatewaySettings(audit=home / "audit")
-    store = SqliteStore(f"sqlite:{home}/keys.sqlite")
-    async with node or Node(NodeSettings(home=home, runtime="fake")) as open_node:
-        app = Counted(open_node, store, chosen)
-        doors = Doors(app, store, chosen)
-        at = await doors.open_tcp(Listen("127.0.0.1", 0))
-        served = Served(open_node, store, app, doors, at, home / "audit/audit.jsonl")
-        served.sandbox_id = (await open_node.create_sandbox(SandboxSpec(image="any"))).id
-        try:
-            yield served
-        finally:
-            await doors.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coldframe.client._http import Address
+from coldframe.client._connection import Address
 from coldframe.gateway.identity import Identity, Scope
 from coldframe.gateway.relay import Relay
 from coldframe.protocol.errors import Execution, ServiceUnreachableError

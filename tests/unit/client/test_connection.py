@@ -1,0 +1,145 @@
+"""An answer is the same, however it comes; who has said too much is not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from coldframe.client._connection import Address
+from coldframe.client._http import Http
+from coldframe.protocol.errors import ServiceUnreachableError
+
+Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nA: b\r\n\r\nhello"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nA: b\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+)
+
+
+@contextlib.asynccontextmanager
+async def served(answers: Answers) -> AsyncIterator[tuple[Http, list[Any]]]:
+    """A client of a server that answers so, and that server's connections."""
+    connections: list[Any] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        try:
+            await answers(reader, writer)
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        http = Http(Address(*server.sockets[0].getsockname()), ())
+        try:
+            yield http, connections
+        finally:
+            http.close()
+
+
+async def _asked(reader: asyncio.StreamReader) -> bytes:
+    return (await reader.readuntil(b"\r\n\r\n"))[:-4]
+
+
+def in_pieces(answers: Sequence[Sequence[bytes]]) -> Answers:
+    """Answer one request after the other, each in such pieces."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for pieces in answers:
+            await _asked(reader)
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.002)  # a read of its own
+
+    return serve
+
+
+@pytest.mark.parametrize("answer", [WHOLE, CHUNKED])
+async def test_answer_is_the_same_wherever_it_is_cut(answer: bytes) -> None:
+    """Where a network cuts is nobody's choice."""
+    cuts = [[answer[:at], answer[at:]] for at in range(1, len(answer))]
+    async with served(in_pieces([[answer], *cuts])) as (http, connections):
+        for _ in range(len(answer)):
+            got = await http.request("GET", "/", within_s=20)
+            assert (got.status, got.body, got.headers["a"]) == (200, b"hello", "b")
+    assert len(connections) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, len(WHOLE) - 1])
+async def test_answer_that_ends_in_the_middle_is_none(size: int) -> None:
+    """Half a result must not pass for one."""
+    async with served(in_pieces([[WHOLE[:size]]])) as (http, _):
+        with pytest.raises(ServiceUnreachableError, match="lost before the answer"):
+            await http.request("GET", "/", within_s=20)
+
+
+async def test_refusal_of_a_connection_is_an_answer() -> None:
+    """Who may not connect is told so, before it has asked and without another word."""
+    refusal = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(refusal)
+        await reader.read()
+
+    async with served(refuse) as (http, _):
+        for _ in range(20):
+            assert (await http.request("GET", "/", within_s=20)).status == 403
+
+
+async def test_answer_that_does_not_come_in_time_is_lost() -> None:
+    """A service that hangs must not hold its client; what is asked later has time of its own."""
+
+    async def hang_then_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(20):
+            await _asked(reader)
+            await asyncio.sleep(0.02)
+            writer.write(WHOLE)
+        await _asked(reader)
+        writer.write(WHOLE[:30])
+        await reader.read()
+
+    async with served(hang_then_answer) as (http, _):
+        for _ in range(20):
+            assert (await http.request("GET", "/", within_s=0.2)).body == b"hello"
+        with pytest.raises(ServiceUnreachableError, match="TimeoutError"):
+            await http.request("GET", "/", within_s=0.2)
+
+
+@pytest.mark.parametrize("more", [b"x", WHOLE])
+async def test_connection_that_said_more_than_was_asked_is_not_used_again(more: bytes) -> None:
+    """The surplus would be taken for the answer to the next request."""
+
+    async def say_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _asked(reader)
+        writer.write(WHOLE)
+        await answered.wait()
+        writer.write(more)
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        gone.set()
+
+    answered, gone = asyncio.Event(), asyncio.Event()
+    async with served(say_more) as (http, connections):
+        await http.request("GET", "/", within_s=20)
+        answered.set()
+        async with asyncio.timeout(20):
+            await gone.wait()
+        answered.clear()
+        await http.request("GET", "/", within_s=20)
+        answered.set()
+    assert len(connections) == 2
+
+
+async def test_stream_and_requests_take_turns_on_one_connection() -> None:
+    """What was read in pieces leaves nothing behind for what comes whole."""
+    async with served(in_pieces([[WHOLE], [CHUNKED], [WHOLE]])) as (http, connections):
+        assert (await http.request("GET", "/", within_s=20)).body == b"hello"
+        async with http.stream("GET", "/") as (head, pieces):
+            assert head.status == 200
+            assert b"".join([piece async for piece in pieces]) == b"hello"
+        assert (await http.request("GET", "/", within_s=20)).body == b"hello"
+    assert len(connections) == 1
