@@ -14,13 +14,14 @@ import asyncio
 import signal as signals
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from coldframe.host.outcome import Undertaking
 from coldframe.node import shellscript
 from coldframe.node.execs import Execs
 from coldframe.node.operations import ExecOperation, never_ran
-from coldframe.node.session_command import SessionCommand
+from coldframe.node.session_command import SessionCommand, heard
 from coldframe.node.windows import Window
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -91,15 +92,17 @@ class Session:
             SessionEndedError: it did not answer within `START_DEADLINE_S`: no POSIX shell.
         """
         nonce = shellscript.new_nonce()
-        silence = "ended at once"
-        try:
+        answer, silence = None, "ended at once"
+        with suppress(BrokenPipeError):
             await self._execs.write_stdin(self.id, shellscript.greeting(nonce))
-            async with asyncio.timeout(START_DEADLINE_S):
-                answer = await self._status(nonce)
-        except TimeoutError:
-            answer, silence = None, f"gave no answer within {START_DEADLINE_S:g} s"
-        except BrokenPipeError:
-            answer = None
+            status = asyncio.ensure_future(self._status(nonce))
+            try:
+                if await heard(status, at_most_s=START_DEADLINE_S):
+                    answer = status.result()
+                else:
+                    silence = f"gave no answer within {START_DEADLINE_S:g} s"
+            finally:
+                await _stop(status)
         if answer is None:
             await self.kill()
             self.shell.ended.result()

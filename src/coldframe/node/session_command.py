@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 _HEAR_S = 2.0
 """How long a shell has to report what it did while no process listened, however late that is."""
 
+_STOOD_STILL_S = 0.2
+"""Waiting that took so much longer than asked for was of a process that did not run meanwhile."""
+
+
+async def heard(
+    report: asyncio.Future[Any], *ends: asyncio.Future[Any], at_most_s: float | None
+) -> bool:
+    """Wait for a report of the shell's, or one of the ends, and return whether it is there.
+
+    A process that was stopped, or had no turn, finds its time over and the report unread.
+    """
+    began, waits = time.monotonic(), {report, *ends}
+    await asyncio.wait(waits, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
+    if at_most_s is not None and time.monotonic() - began - at_most_s > _STOOD_STILL_S:
+        await asyncio.wait(waits, timeout=_HEAR_S, return_when=asyncio.FIRST_COMPLETED)
+    return report.done()
+
 
 class SessionCommand:
     """See `RunningExec`. Its streams are pieces of the shell's, known once it has begun."""
@@ -67,9 +84,7 @@ class SessionCommand:
                 self._late_at = time.monotonic() + left
             left = max(0.0, self._late_at - time.monotonic())
             at_most_s = left if at_most_s is None else min(left, at_most_s)
-        waits: set[asyncio.Future[Any]] = {status, self.stop}
-        await asyncio.wait(waits, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
-        return status.done()
+        return await heard(status, self.stop, at_most_s=at_most_s)
 
     def end(self, at: tuple[int, int]) -> None:
         """What comes from here on is not its output."""

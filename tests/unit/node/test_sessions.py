@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +28,7 @@ from coldframe.protocol.models import (
     SessionExecRequest,
     SessionRequest,
 )
-from tests.fixtures.waiting import until_asked
+from tests.fixtures.waiting import until, until_asked, wait_until
 from tests.unit.node.conftest import SPEC
 
 
@@ -230,3 +232,26 @@ async def test_deadline_before_the_shell_has_begun_leaves_it_alive(node: Node) -
         told = await node.sessions().exec(session.id, late)
         assert (told.result.reason, told.ended) == (Reason.DEADLINE, None)
     assert (await node.sessions().exec(session.id, SessionExecRequest(command=":"))).result.ok
+
+
+async def test_command_that_ended_while_the_node_stood_still_is_told_as_it_ended(
+    node: Node, tmp_path: Path
+) -> None:
+    """A node that was stopped, or had no turn, finds the deadline over and the report unread."""
+    sandbox = await node.create_sandbox(SPEC)
+    session = await node.sessions().create(sandbox.id, SessionRequest())
+    begun, gate, done = (tmp_path / name for name in ("begun", "gate", "done"))
+    os.mkfifo(gate)
+    command = f"touch {begun}; read line < {gate}; touch {done}; echo in time; (exit 3)"
+    request = SessionExecRequest(command=command, deadline_s=1)
+    asked = asyncio.ensure_future(node.sessions().exec(session.id, request))
+    await until(begun.exists)
+    over_at = time.monotonic() + 1.5
+
+    with gate.open("w") as opened:  # from here on the loop has no turn
+        opened.write("go\n")
+    wait_until(done.exists)
+    wait_until(lambda: time.monotonic() > over_at)
+
+    result = (await asked).result
+    assert (result.reason, result.exit_code, result.stdout) == (Reason.EXIT, 3, b"in time\n")
