@@ -19,7 +19,7 @@ from pathlib import Path
 
 from coldframe.host import cgroups, syscalls
 from coldframe.host.egress import steering
-from coldframe.host.pool import BtrfsStorage
+from coldframe.host.pools import BtrfsStorage
 from coldframe.host.space import file_system_of
 from coldframe.protocol.errors import CapabilityError, StorageFullError
 from coldframe.protocol.ids import new_node_id

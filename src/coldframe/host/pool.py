@@ -1,4 +1,4 @@
-"""Uppers as subvolumes of a btrfs of the node's own, in a sparse file that is unlinked at once.
+"""A btrfs for uppers, in a sparse file that is unlinked at once.
 
 It is mounted nowhere: it lives by its descriptors, so nothing is left by kill -9. Why:
 docs/adr/0012-uppers-on-a-detached-btrfs.md
@@ -11,17 +11,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from coldframe.host import btrfs, forks, loopdev, syscalls
-from coldframe.host.space import full_named, require_space
+from coldframe.host import btrfs, loopdev, syscalls
+from coldframe.host.space import free_bytes, full_named
+from coldframe.host.storage_base import DIRECTORY
 from coldframe.protocol.errors import CapabilityError, StorageFullError
 
-RemoveTree = Callable[[int, str], Awaitable[int]]
-"""Removes a name below an open directory with all that it holds (`Spawner.remove_tree`)."""
-
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _RESERVE_BYTES = 16 << 20
 _COMMIT_S = "10"
 """Between commits nothing of a dropped subvolume becomes free."""
@@ -31,163 +27,136 @@ _LEAST_BYTES = 256 << 20
 _SHARE = 0.8
 """Of what is free; the file is sparse."""
 _MIXED_BELOW = 1 << 30
+_NOTHING_MORE = 1
+"""A limit that no write is within."""
 
 
-class BtrfsStorage:
-    """A subvolume per sandbox: made and dropped in O(1), with a limit where one is asked for."""
+class Pool:
+    """A subvolume per upper: made and dropped in O(1), with a limit where one is asked for."""
 
-    name = "btrfs"
-    fallback_from = ""
-    enforces_disk = True
-
-    def __init__(
-        self, pools: Path, node_id: str, *, size_bytes: int | None = None, mount: int | None = None
-    ) -> None:
-        """Make and mount the file system (about 30 ms), or go on with one by its mount.
-
-        Raises CapabilityError.
-        """
-        self._quota = False
+    def __init__(self, mount: int) -> None:
+        """Go on with the file system of a mount, which is taken over. Raises OSError."""
+        self.mount = mount
+        self.root = os.open(".", DIRECTORY, dir_fd=mount)
         self._dropped = False
-        self._pools = pools
-        pools.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._host = os.open(pools, DIRECTORY)
+        self.held = False
+        """Whether no write is taken, since the disk has no room for it."""
+        self.lost_writes = False
+        """Whether the disk had no room for some that had been taken."""
         try:
-            if mount is None:
-                mount = _mount_pool(pools / f"{node_id}.img", size_bytes)
-            self._mount = mount
-            self._root = os.open(".", DIRECTORY, dir_fd=self._mount)
+            if not self.broken:
+                btrfs.enable_limits(self.root)
+            self.uppers = set(subdirectories(self.root))
+            """By name; in one that is broken, those that have not been let go of."""
         except BaseException:
-            os.close(self._host)
+            os.close(self.root)
             raise
-        forks.own(self)
+
+    @classmethod
+    def make(cls, path: Path, size_bytes: int | None) -> Pool:
+        """Make one in a new file, which is unlinked (about 30 ms).
+
+        The space, and the loop device, go when the last user of the file system does.
+
+        Raises:
+            CapabilityError: this machine cannot.
+        """
+        mount = _mount_pool(path, size_bytes)
+        try:
+            return cls(mount)
+        except OSError as error:
+            os.close(mount)
+            raise _unfit(error) from error
 
     @property
-    def _broken(self) -> bool:
+    def broken(self) -> bool:
         """Whether a write did not find the room on the disk that the sparse file is short of.
 
         btrfs is read-only from then on, and gives nothing back before its last user is gone.
         """
-        return bool(os.fstatvfs(self._root).f_flag & os.ST_RDONLY)
+        return bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
 
-    def _require_whole(self) -> None:
-        if self._broken:
-            raise CapabilityError(
-                f"the disk of {self._pools} was full, and the pool of uppers is read-only since "
-                "then: save what sandboxes hold, make room, and end this node (`coldframe node "
-                "stop`); the next one begins with a new pool"
-            )
+    def hold(self) -> None:
+        """Refuse all writes from now on, and write what was taken. Removals go on.
+
+        Raises OSError.
+        """
+        btrfs.limit(self.root, btrfs.ALL, _NOTHING_MORE)
+        self.held = True
+        try:
+            syscalls.syncfs(self.root)
+        except OSError:
+            self.lost_writes = True
+
+    def let_go(self) -> None:
+        """Take writes again. Raises OSError."""
+        btrfs.limit(self.root, btrfs.ALL, None)
+        self.held = self.lost_writes = False
 
     def require_space(self) -> None:
-        """See `Storage.require_space`."""
-        self._require_whole()
-        require_space(self._host, str(self._pools))
-        self._require_pool_space()
+        """Raise StorageFullError if there is hardly any."""
+        # Not `f_bavail`: btrfs calls that 0 as soon as its metadata has to share.
+        status = os.fstatvfs(self.root)
+        if status.f_bfree * status.f_frsize < _RESERVE_BYTES:
+            raise StorageFullError("the pool of uppers is full: end sandboxes, or remove files")
 
-    def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
-        """See `Storage.make`."""
-        self._require_whole()
-        require_space(self._host, str(self._pools))
-        self._create(sandbox_id)
-        subvolume = self.open(sandbox_id)
-        try:
-            os.fchmod(subvolume, 0o700)
-            if disk_bytes is not None:
-                self._limit(subvolume, disk_bytes)
-        except BaseException:
-            os.close(subvolume)
-            btrfs.destroy_subvolume(self._root, sandbox_id)
-            raise
-        return subvolume
-
-    def _create(self, sandbox_id: str) -> None:
-        """Make the subvolume; what was dropped lately may have to be swept first.
+    def create(self, name: str, disk_bytes: int | None) -> None:
+        """Make an upper; what was dropped lately may have to be swept first.
 
         Raises StorageFullError.
         """
         deadline = time.monotonic() + _SWEEP_S
         while True:
             try:
-                self._require_pool_space()
+                self.require_space()
                 with full_named("the pool of uppers"):
-                    btrfs.create_subvolume(self._root, sandbox_id)
+                    btrfs.create_subvolume(self.root, name, disk_bytes)
             except StorageFullError:
                 if not self._dropped or time.monotonic() > deadline:
                     raise
-                btrfs.sweep(self._root)
+                btrfs.sweep(self.root)
                 time.sleep(_SWEEP_POLL_S)
             else:
                 self._dropped = False
+                self.uppers.add(name)
                 return
 
-    def _require_pool_space(self) -> None:
-        # Not `f_bavail`: btrfs calls that 0 as soon as its metadata has to share.
-        status = os.fstatvfs(self._root)
-        if status.f_bfree * status.f_frsize < _RESERVE_BYTES:
-            raise StorageFullError("the pool of uppers is full: end sandboxes, or remove files")
+    def open(self, name: str) -> int:
+        """Open an upper. Raises FileNotFoundError."""
+        return os.open(name, DIRECTORY, dir_fd=self.root)
 
-    def _limit(self, subvolume: int, disk_bytes: int) -> None:
+    def widen(self, name: str, disk_bytes: int) -> None:
+        """Change the limit of an upper. Raises OSError."""
+        subvolume = self.open(name)
         try:
-            if not self._quota:
-                btrfs.enable_simple_quota(self._root)
-                self._quota = True
-            btrfs.limit_subvolume(subvolume, disk_bytes)
-        except OSError as error:
-            raise CapabilityError(
-                f"this kernel's btrfs cannot hold disk_bytes ({error.strerror}; simple quotas "
-                "need Linux 6.7 or later); use storage tmpfs"
-            ) from error
-
-    def open(self, sandbox_id: str) -> int:
-        """See `Storage.open`."""
-        return os.open(sandbox_id, DIRECTORY, dir_fd=self._root)
-
-    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
-        """See `Storage.widen`."""
-        subvolume = self.open(sandbox_id)
-        try:
-            btrfs.limit_subvolume(subvolume, disk_bytes)
+            btrfs.limit(self.root, btrfs.group_of(subvolume), disk_bytes)
         finally:
             os.close(subvolume)
 
-    async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
-        """See `Storage.remove`; what a broken pool holds goes with the pool."""
-        if self._broken:
-            return
-        try:
-            btrfs.destroy_subvolume(self._root, sandbox_id)
+    def drop(self, name: str) -> None:
+        """Remove an upper with all it holds; what a broken pool holds goes with the pool.
+
+        Raises OSError: EINVAL or ENOTDIR where it is no subvolume.
+        """
+        if not self.broken:
+            btrfs.destroy_subvolume(self.root, name)
             self._dropped = True
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno not in {errno.EINVAL, errno.ENOTDIR}:
-                raise
-            await remove_tree(self._root, sandbox_id)  # not a subvolume: none of ours
+        self.uppers.discard(name)
 
     def names(self) -> tuple[str, ...]:
-        """See `Storage.names`; of a broken pool none, since none can be removed."""
-        return () if self._broken else subdirectories(self._root)
-
-    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
-        """See `Storage.kept`."""
-        return (self._mount,) if sandbox_id is None else ()
+        """What is there; of a broken pool nothing, since nothing of it can be removed."""
+        return () if self.broken else subdirectories(self.root)
 
     def close(self) -> None:
-        """See `Storage.close`."""
-        if self._root >= 0:
-            for fd in (self._root, self._mount, self._host):
-                os.close(fd)
-            self._root = self._mount = self._host = -1
-
-    abandon = close
-    """See `forks.Owner`."""
+        """Let go of it."""
+        os.close(self.root)
+        os.close(self.mount)
 
 
 def _mount_pool(path: Path, size_bytes: int | None) -> int:
     """Make a btrfs in a new sparse file, mount it detached, unlink the file.
 
-    Returns the mount, which can be cloned only as long as this descriptor of it is open. The file
-    system, the loop device and the space go when the last user of it does.
+    Returns the mount, which can be cloned only as long as this descriptor of it is open.
     """
     program = shutil.which("mkfs.btrfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if program is None:
@@ -219,15 +188,18 @@ def _mount_pool(path: Path, size_bytes: int | None) -> int:
             raise
         return mount
     except OSError as error:
-        raise CapabilityError(f"a loop-backed btrfs does not work here: {error}") from error
+        raise _unfit(error) from error
     finally:
         path.unlink(missing_ok=True)
         os.close(fd)
 
 
+def _unfit(error: OSError) -> CapabilityError:
+    return CapabilityError(f"a loop-backed btrfs does not work here: {error}")
+
+
 def _pool_size(fd: int) -> int:
-    status = os.fstatvfs(fd)
-    size = int(status.f_bavail * status.f_frsize * _SHARE) >> 20 << 20
+    size = int(free_bytes(fd) * _SHARE) >> 20 << 20
     if size < _LEAST_BYTES:
         raise OSError(errno.ENOSPC, "too little space for a pool")
     return size

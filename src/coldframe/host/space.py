@@ -10,7 +10,14 @@ from pathlib import Path
 
 from coldframe.protocol.errors import StorageFullError
 
-_RESERVE_BYTES = 256 << 20
+RESERVE_BYTES = 256 << 20
+"""What is kept back of a disk, so that what has begun can go on."""
+
+
+def free_bytes(directory: int) -> int:
+    """Return how much room the file system of an open file or directory has."""
+    status = os.fstatvfs(directory)
+    return status.f_bavail * status.f_frsize
 
 
 def require_space(directory: int, shown: str) -> None:
@@ -28,10 +35,10 @@ def require_space_at(path: Path) -> None:
 
 def _require_space(status: os.statvfs_result, shown: str) -> None:
     free = status.f_bavail * status.f_frsize
-    if free < _RESERVE_BYTES:
+    if free < RESERVE_BYTES:
         raise StorageFullError(
             f"{shown}: only {free >> 20} MiB are free; make room there, or set COLDFRAME_HOME to a "
-            f"larger file system (the last {_RESERVE_BYTES >> 20} MiB are kept back)"
+            f"larger file system (the last {RESERVE_BYTES >> 20} MiB are kept back)"
         )
     if status.f_files and status.f_favail == 0:
         raise StorageFullError(f"{shown}: no inodes are free; remove files there")

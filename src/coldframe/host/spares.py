@@ -6,11 +6,10 @@ import contextlib
 import itertools
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from coldframe.host.pool import RemoveTree
 from coldframe.host.roottree import closing
-from coldframe.host.storage import Storage
+from coldframe.host.storage_base import RemoveTree, Storage
 from coldframe.protocol.errors import ColdframeError
 
 _SPARES = 8
@@ -18,7 +17,7 @@ SPARE = "spare-"
 """How their names begin."""
 
 
-class SpareUppers:
+class SpareUppers(Storage):
     """A storage that keeps spare uppers of another one's. See `Storage`.
 
     A spare keeps its own name below and is known by a sandbox's id once it has been taken. So
@@ -35,7 +34,7 @@ class SpareUppers:
         """Names of those that nobody has, ready or just being made."""
         self._ready: deque[str] = deque()
         self._taken: dict[str, str] = {}
-        """Names below, by the id of the sandbox that has one."""
+        """Names below, by the id of the sandbox that has one, or is just getting it."""
 
     @property
     def low(self) -> bool:
@@ -79,14 +78,22 @@ class SpareUppers:
             self._below.require_space()
         except ColdframeError:
             return None  # `make` waits for what was dropped lately, or says what is wrong
-        name = self._ready.popleft()
-        self._taken[sandbox_id] = name
-        self._spare.discard(name)
-        return self._below.open(name)
+        while self._ready:
+            name = self._ready.popleft()
+            self._spare.discard(name)
+            if not self._below.why_read_only(name):  # else it was made before the disk was full
+                self._taken[sandbox_id] = name
+                return self._below.open(name)
+        return None
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
-        return self._below.make(sandbox_id, disk_bytes)
+        self._taken[sandbox_id] = sandbox_id
+        try:
+            return self._below.make(sandbox_id, disk_bytes)
+        except BaseException:
+            del self._taken[sandbox_id]
+            raise
 
     def open(self, sandbox_id: str) -> int:
         """See `Storage.open`."""
@@ -94,7 +101,7 @@ class SpareUppers:
 
     def widen(self, sandbox_id: str, disk_bytes: int) -> None:
         """See `Storage.widen`."""
-        self._below.widen(self._taken.get(sandbox_id, sandbox_id), disk_bytes)
+        self._below.widen(self.name_of(sandbox_id), disk_bytes)
 
     async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
         """See `Storage.remove`."""
@@ -116,6 +123,18 @@ class SpareUppers:
         owners = {name: sandbox_id for sandbox_id, name in self._taken.items()}
         return tuple(sorted(owners.get(name, name) for name in there if name not in self._spare))
 
+    def look(self) -> float | None:
+        """See `Storage.look`."""
+        return self._below.look()
+
+    def settle(self, used: Collection[str] = ()) -> bool:
+        """See `Storage.settle`; those in use are known here."""
+        return self._below.settle({*self._taken.values(), *used})
+
+    def why_read_only(self, sandbox_id: str) -> str:
+        """See `Storage.why_read_only`."""
+        return self._below.why_read_only(self.name_of(sandbox_id))
+
     def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
         """See `Storage.kept`."""
         return self._below.kept(None if sandbox_id is None else self.name_of(sandbox_id))
@@ -126,8 +145,9 @@ class SpareUppers:
 
     async def adopt(self, names: Mapping[str, str], remove_tree: RemoveTree) -> None:
         """These uppers are those sandboxes', by id; remove all others."""
-        self._taken = {one: name for one, name in names.items() if one != name}
-        numbers = [int(name.removeprefix(SPARE)) for name in self._taken.values()]
+        self._taken = dict(names)
+        spares = (name for name in names.values() if name.startswith(SPARE))
+        numbers = [int(name.removeprefix(SPARE)) for name in spares]
         self._numbers = itertools.count(max(numbers, default=-1) + 1)
         wanted = set(names.values())
         for name in self._below.names():

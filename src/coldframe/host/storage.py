@@ -1,8 +1,8 @@
 """Where the writable directories of sandboxes live: one small seam, three kinds.
 
-`btrfs` (a subvolume each, in a sparse loop-backed file system of the node's own), `directory`
-(plain directories of the node's state), `tmpfs` (memory, one each). The btrfs mount and the
-tmpfs ones are attached nowhere: they live by their descriptors, so nothing is left by kill -9.
+`btrfs` (a subvolume each, in a sparse loop-backed file system of the node's own: `pools`),
+`directory` (plain directories of the node's state), `tmpfs` (memory, one each). The btrfs mount and
+the tmpfs ones are attached nowhere: they live by their descriptors, so nothing is left by kill -9.
 """
 
 from __future__ import annotations
@@ -11,61 +11,16 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from coldframe.host import forks, syscalls
-from coldframe.host.pool import (
-    DIRECTORY,
-    BtrfsStorage,
-    RemoveTree,
-    require_clonable,
-    subdirectories,
-)
+from coldframe.host.pool import require_clonable, subdirectories
+from coldframe.host.pools import BtrfsStorage
 from coldframe.host.space import file_system_of, full_named, require_space
+from coldframe.host.storage_base import DIRECTORY, RemoveTree, Storage
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 _TMPFS_BYTES = 2 << 30
 _NO_UPPERS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat"})
-
-
-class Storage(Protocol):
-    """Makes and removes the directory that holds a sandbox's upper and work directories."""
-
-    name: str
-    enforces_disk: bool
-    """Whether `disk_bytes` is a limit that holds."""
-    fallback_from: str
-    """Why `auto` took this kind and not a better one; empty otherwise."""
-
-    def require_space(self) -> None:
-        """Raise StorageFullError if there is hardly room for another. Takes no time.
-
-        Raises CapabilityError where there will never be any again.
-        """
-
-    def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
-        """Make the directory; the descriptor belongs to the receiver. May take a moment.
-
-        Raises CapabilityError (a limit that cannot be held), StorageFullError.
-        """
-
-    def open(self, sandbox_id: str) -> int:
-        """Open it again. Raises FileNotFoundError."""
-
-    def widen(self, sandbox_id: str, disk_bytes: int) -> None:
-        """Change the limit of one that was made with a limit. Raises OSError."""
-
-    async def remove(self, sandbox_id: str, remove_tree: RemoveTree) -> None:
-        """Remove it with all it holds; one that is not there is fine."""
-
-    def names(self) -> tuple[str, ...]:
-        """What is there, by sandbox id."""
-
-    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
-        """Descriptors by which another process goes on with it, or with one upper: `adopt`."""
-
-    def close(self) -> None:
-        """Give everything back. Twice is fine."""
 
 
 def open_storage(
@@ -127,7 +82,7 @@ def adopt(
         uppers: the same for each upper, by its name in the storage.
     """
     if kind == "btrfs":
-        return BtrfsStorage(pools, state.name, mount=kept[0])
+        return BtrfsStorage(pools, state.name, mounts=kept)
     if kind == "directory":
         return DirectoryStorage(state / "uppers")
     storage = TmpfsStorage()
@@ -140,11 +95,10 @@ def _noting(storage: Storage, reasons: list[str]) -> Storage:
     return storage
 
 
-class DirectoryStorage:
+class DirectoryStorage(Storage):
     """Plain directories on whatever file system the node's state is on."""
 
     name = "directory"
-    fallback_from = ""
     enforces_disk = False
 
     def __init__(self, path: Path) -> None:
@@ -188,10 +142,6 @@ class DirectoryStorage:
         """See `Storage.names`."""
         return subdirectories(self._root)
 
-    def kept(self, sandbox_id: str | None = None) -> tuple[int, ...]:
-        """See `Storage.kept`."""
-        return ()
-
     def close(self) -> None:
         """See `Storage.close`."""
         if self._root >= 0:
@@ -202,11 +152,10 @@ class DirectoryStorage:
     """See `forks.Owner`."""
 
 
-class TmpfsStorage:
+class TmpfsStorage(Storage):
     """Memory: one detached tmpfs per sandbox, charged to whoever writes."""
 
     name = "tmpfs"
-    fallback_from = ""
     enforces_disk = True
 
     def __init__(self) -> None:

@@ -216,6 +216,15 @@ def idmap_mount(tree: int, user_namespace: int) -> None:
         raise _fail()
 
 
+def syncfs(fd: int) -> None:
+    """Write what a file system holds in memory; fails if some of it was lost since the last time.
+
+    The last time is counted for each opened file. Raises OSError.
+    """
+    if _libc.syncfs(ctypes.c_int(fd)) != 0:
+        raise _fail()
+
+
 def punch_hole(fd: int, offset: int, size: int) -> None:
     """Give back the space of a part of a file; it reads as zeros, and the file is as long."""
     mode = ctypes.c_int(0x03)  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE

@@ -1,7 +1,8 @@
 """What happened to sandboxes, in order: the latest events of one kind, to be read from a cursor.
 
 A cursor is the random id of an event, so that it tells nobody how much others do. It is good as
-long as its event is kept; after that the reader is told from where on it can go on.
+long as all that came after it is kept; after that the reader is told from where on it can go on.
+Where there are too many events, the owner that has most of them loses its oldest, as in `pool`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import re
 import secrets
 import time
 from collections import deque
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 from coldframe.node.life import Sandbox
 from coldframe.protocol import tracing
@@ -22,7 +24,7 @@ from coldframe.protocol.models import (
     EventPage,
     GuardRefusal,
     SandboxEvent,
-    SandboxState,
+    StorageEvent,
 )
 from coldframe.protocol.network import EgressEvent
 
@@ -30,88 +32,89 @@ OLDEST = "oldest"
 """The cursor of whoever wants all that is kept."""
 _CURSOR_BYTES = 9
 _CURSOR = re.compile(rf"ev-[0-9a-f]{{{2 * _CURSOR_BYTES}}}")
+_KINDS = {
+    EgressEvent: EventKind.EGRESS,
+    GuardRefusal: EventKind.TAMPER,
+    StorageEvent: EventKind.STORAGE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     number: int
-    cursor: str
-    owner: str | None
-    at: float
-    sandbox_id: str
-    state: SandboxState
-    version: int
-    reason: str | None
-    trace_id: str | None
-    kind: EventKind
-    egress: EgressEvent | None
-    tamper: GuardRefusal | None
+    event: SandboxEvent
 
-    def shown(self) -> SandboxEvent:
-        return SandboxEvent(
-            cursor=self.cursor,
-            at=self.at,
-            sandbox_id=self.sandbox_id,
-            state=self.state,
-            version=self.version,
-            reason=self.reason,
-            trace_id=self.trace_id,
-            kind=self.kind,
-            egress=self.egress,
-            tamper=self.tamper,
-        )
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """After an event, whether it is kept or not."""
+
+    number: int
+    cursor: str
+
+
+@dataclass(slots=True)
+class _Share:
+    before: _Place
+    """The last that is not kept."""
+    kept: deque[_Entry] = field(default_factory=deque)
 
 
 class Events:
-    """A ring of the latest `limit`."""
+    """The latest `limit`, fairly by owner."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: deque[_Entry] = deque()
-        self._numbers: dict[str, int] = {}
-        """Of cursors that can be asked with: those kept, and the one before the oldest."""
-        self._watchers: set[asyncio.Future[None]] = set()
-        self._latest = self._before = _new_cursor()
-        self._numbers[self._before] = self._last = 0
+        self._kept: dict[str, _Entry] = {}
+        """By cursor, oldest first."""
+        self._shares: dict[str | None, _Share] = {}
+        self._latest = self._gap = self._before = _Place(0, _new_cursor())
+        """Of all: the last, the last that is not kept, and that of owners who have no share."""
+        self._watchers: dict[str | None, set[asyncio.Future[None]]] = {}
+        """By whose they wait for; None: of all."""
 
     def add(
         self,
         sandbox: Sandbox,
-        *,
-        egress: EgressEvent | None = None,
-        tamper: GuardRefusal | None = None,
+        what: EgressEvent | GuardRefusal | StorageEvent | None = None,
     ) -> None:
         """Note what has happened, a transition or what is given, and wake those who wait."""
-        self._last += 1
-        kind, at = EventKind.STATE, time.time()
-        if egress is not None:
-            kind, at = EventKind.EGRESS, egress.at
-        elif tamper is not None:
-            kind, at = EventKind.TAMPER, tamper.at
-        entry = _Entry(
-            self._last,
-            _new_cursor(),
-            sandbox.owner,
-            at,
-            sandbox.id,
-            sandbox.state,
-            sandbox.version,
-            sandbox.reason,
-            tracing.current() or sandbox.trace_id,
-            kind,
-            egress,
-            tamper,
+        self._latest = _Place(self._latest.number + 1, _new_cursor())
+        event = SandboxEvent(
+            cursor=self._latest.cursor,
+            at=time.time() if what is None else what.at,
+            sandbox_id=sandbox.id,
+            state=sandbox.state,
+            version=sandbox.version,
+            reason=sandbox.reason,
+            trace_id=tracing.current() or sandbox.trace_id,
+            kind=EventKind.STATE if what is None else _KINDS[type(what)],
+            egress=what if isinstance(what, EgressEvent) else None,
+            tamper=what if isinstance(what, GuardRefusal) else None,
+            storage=what if isinstance(what, StorageEvent) else None,
         )
-        self._kept.append(entry)
-        self._latest = entry.cursor
-        self._numbers[entry.cursor] = entry.number
+        self._keep(sandbox.owner, _Entry(self._latest.number, event))
+        for whose in {None, sandbox.owner}:
+            for turn in self._watchers.pop(whose, ()):
+                if not turn.done():
+                    turn.set_result(None)
+
+    def _keep(self, owner: str | None, entry: _Entry) -> None:
+        share = self._shares.setdefault(owner, _Share(self._before))
+        share.kept.append(entry)
+        self._kept[entry.event.cursor] = entry
         if len(self._kept) > self._limit:
-            del self._numbers[self._before]
-            self._before = self._kept.popleft().cursor
-        watchers, self._watchers = self._watchers, set()
-        for turn in watchers:
-            if not turn.done():
-                turn.set_result(None)
+            self._drop(*max(self._shares.items(), key=lambda item: len(item[1].kept)))
+
+    def _drop(self, owner: str | None, share: _Share) -> None:
+        """Keep the oldest of an owner no longer."""
+        oldest = share.kept.popleft()
+        del self._kept[oldest.event.cursor]
+        share.before = _Place(oldest.number, oldest.event.cursor)
+        self._gap = max(self._gap, share.before, key=lambda place: place.number)
+        if not share.kept:
+            del self._shares[owner]
+            self._before = self._gap
 
     async def read(
         self, cursor: str | None, limit: int, *, owner: str | None, wait: bool
@@ -126,40 +129,53 @@ class Events:
             InvalidRequestError: it is no cursor.
         """
         if cursor is None:
-            return EventPage(events=(), next_cursor=self._latest)
+            return EventPage(events=(), next_cursor=self._now(owner))
         page = self._after(cursor, limit, owner)
         while wait and not page.events:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._watchers.add(turn)
+            watchers = self._watchers.setdefault(owner, set())
+            watchers.add(turn)
             try:
                 await turn
             finally:
-                self._watchers.discard(turn)
+                watchers.discard(turn)
             page = self._after(page.next_cursor, limit, owner)
         return page
 
+    def _now(self, owner: str | None) -> str:
+        if owner is None:
+            return self._latest.cursor
+        share = self._shares.get(owner)
+        return self._before.cursor if share is None else share.kept[-1].event.cursor
+
     def _after(self, cursor: str, limit: int, owner: str | None) -> EventPage:
-        number = self._numbers.get(self._before if cursor == OLDEST else cursor)
-        if number is None and not _CURSOR.fullmatch(cursor):
+        entries: Iterable[_Entry] = ()
+        if owner is None:
+            begin, entries = self._gap, reversed(self._kept.values())
+        elif owner in self._shares:
+            begin, entries = self._shares[owner].before, reversed(self._shares[owner].kept)
+        else:
+            begin = self._before
+        if cursor in (OLDEST, begin.cursor):
+            cursor, number = begin.cursor, begin.number
+        elif cursor in self._kept:
+            number = self._kept[cursor].number
+        elif _CURSOR.fullmatch(cursor):
+            number = -1
+        else:
             raise InvalidRequestError(
                 f"{cursor[:40]!r} is no cursor of events: give the id of one, or oldest"
             )
-        if number is None:
+        if number < begin.number:
             raise CursorExpiredError(
                 f"events after {cursor[:40]!r} are kept no longer: look at the sandboxes, and go "
-                f"on from {self._before!r}",
-                oldest=self._before,
+                f"on from {begin.cursor!r}",
+                oldest=begin.cursor,
             )
-        found: list[SandboxEvent] = []
-        skip = number - self._numbers[self._before]
-        reached = cursor if cursor != OLDEST else self._before
-        for entry in islice(self._kept, skip, None):
-            reached = entry.cursor
-            if owner is None or entry.owner == owner:
-                found.append(entry.shown())
-                if len(found) == limit:
-                    break
-        return EventPage(events=tuple(found), next_cursor=reached)
+        # From the newest on: readers mostly ask for the last few.
+        after = [entry.event for entry in takewhile(lambda one: one.number > number, entries)]
+        found = tuple(after[::-1][:limit])
+        return EventPage(events=found, next_cursor=found[-1].cursor if found else cursor)
 
 
 def _new_cursor() -> str:

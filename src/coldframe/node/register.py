@@ -6,6 +6,7 @@ What the kernel may rightly hold is what is written here, so that the ledger can
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import overload
@@ -24,6 +25,7 @@ from coldframe.protocol.models import (
     Ledger,
     SandboxSpec,
     SandboxState,
+    StorageEvent,
 )
 from coldframe.protocol.network import EgressEvent
 from coldframe.protocol.text import excerpt
@@ -177,12 +179,17 @@ class Register:
 
     def tell_egress(self, sandbox: Sandbox, event: EgressEvent) -> None:
         """Something was decided about what a sandbox asked of the network."""
-        self.events[EventKind.EGRESS].add(sandbox, egress=event)
+        self.events[EventKind.EGRESS].add(sandbox, event)
+
+    def tell_storage(self, sandbox: Sandbox, why_read_only: str) -> None:
+        """A sandbox can write no more, or can again."""
+        event = StorageEvent(at=time.time(), writable=not why_read_only, reason=why_read_only)
+        self.events[EventKind.STORAGE].add(sandbox, event)
 
     def tell_tampering(self, sandbox: Sandbox, report: GuardReport) -> None:
         """A guard has reported; what an earlier report of it had is not told again."""
         for refusal in report.refused[sandbox.tampering_told :]:
-            self.events[EventKind.TAMPER].add(sandbox, tamper=refusal)
+            self.events[EventKind.TAMPER].add(sandbox, refusal)
         sandbox.tampering_told = max(sandbox.tampering_told, len(report.refused))
 
     # --- from another process ---------------------------------------------------------

@@ -32,7 +32,14 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SandboxState,
 )
-from coldframe.runtimes.base import Gone, OffersIds, Runtime, SandboxHandle, TellsEgress
+from coldframe.runtimes.base import (
+    Gone,
+    OffersIds,
+    Runtime,
+    SandboxHandle,
+    TellsEgress,
+    TellsStorage,
+)
 from coldframe.runtimes.outliving import Found
 
 _NEVER_REFUSE = 1 << 62
@@ -213,6 +220,8 @@ class Sandboxes:
         handle.gone.add_done_callback(partial(self._on_gone, sandbox))
         if isinstance(handle, TellsEgress):
             handle.tell_egress(partial(self.register.tell_egress, sandbox))
+        if isinstance(handle, TellsStorage):
+            handle.tell_storage(partial(self.register.tell_storage, sandbox))
         self.leases.watch(sandbox)
 
     async def _undo(self, sandbox: Sandbox, making: Undertaking[SandboxHandle] | None) -> None:

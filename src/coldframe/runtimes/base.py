@@ -263,6 +263,14 @@ class TellsEgress(Protocol):
         """Call `told` with each that there was, and with each that comes."""
 
 
+@runtime_checkable
+class TellsStorage(Protocol):
+    """What a `SandboxHandle` may offer besides: whether the sandbox can write."""
+
+    def tell_storage(self, told: Callable[[str], None]) -> None:
+        """Call `told` at each change with why it cannot, empty when it can again."""
+
+
 class Runtime(Protocol):
     """Makes sandboxes on one machine."""
 

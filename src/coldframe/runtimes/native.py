@@ -30,6 +30,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import Capabilities, SandboxSpec
 from coldframe.runtimes import native_takeover
+from coldframe.runtimes.native_disk import DiskWatch
 from coldframe.runtimes.native_ground import Ground
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_maker import Maker
@@ -91,6 +92,7 @@ class NativeRuntime:
         self._spawners: Spawners
         self._blanks: Blanks
         self._maker: Maker
+        self._disk: DiskWatch
         self._keeping: Keeping | None = None
         self.found = Found()
         """See `Outlives.found`."""
@@ -141,6 +143,7 @@ class NativeRuntime:
             await asyncio.to_thread(self._ground.give_back)
             raise
         self._open = True
+        self._disk = DiskWatch(self._ground.storage, self._sandboxes, self._spawners.keep_anew)
         forks.own_loop(asyncio.get_running_loop())
         self._refill_spares()
         self._blanks.create_noted()
@@ -188,6 +191,7 @@ class NativeRuntime:
             return
         self._open = False
         self._blanks.abandon()
+        await self._disk.stop()
         await wait_while_any_end(self._making, self.end_patience_s)
         await self._spawners.leave()
         for sandbox in self._sandboxes.values():
@@ -206,6 +210,7 @@ class NativeRuntime:
         await self._spawners.close(self.end_patience_s)
         await wait_while_any_end([blanks], self.end_patience_s)
         await self._end_all()  # those that a worker never answered for went with it
+        await self._disk.stop()
         await self._ground.storage.clear(self._maker.remove_tree)
         self._ground.network.close()
         await asyncio.to_thread(self._ground.give_back)

@@ -17,7 +17,8 @@ from coldframe.host.fsthreads import FileThreads
 from coldframe.host.idranges import MACHINE_DIRECTORY, IdRanges
 from coldframe.host.reaping import reap_cgroups
 from coldframe.host.spares import SpareUppers
-from coldframe.host.storage import Storage, adopt, open_storage
+from coldframe.host.storage import adopt, open_storage
+from coldframe.host.storage_base import Storage
 from coldframe.protocol.errors import CapabilityError
 from coldframe.runtimes import native_guard
 from coldframe.runtimes.native_egress import NodeNetwork

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.spawner import Created, Spawner
-from coldframe.host.storage import Storage
+from coldframe.host.storage_base import Storage
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_request import Planner

@@ -58,6 +58,8 @@ class NativeSandbox:
         self._looking = asyncio.Lock()
         """One at a time: each look keeps a mark for the next."""
         self._disk_bytes = spec.disk_bytes
+        self._why_read_only = ""
+        self._tell_storage: Callable[[str], None] = lambda _: None
         self._spec = spec
         self._end = end
         self._ending: asyncio.Task[None] | None = None
@@ -146,6 +148,16 @@ class NativeSandbox:
         self.parts.egress.tell(told)
 
     # --- what it has written ----------------------------------------------------------
+
+    def tell_storage(self, told: Callable[[str], None]) -> None:
+        """See `TellsStorage`."""
+        self._tell_storage = told
+
+    def note_storage(self, why_read_only: str) -> None:
+        """Its upper takes no writes, or takes them again if that is empty."""
+        if why_read_only != self._why_read_only:
+            self._why_read_only = why_read_only
+            self._tell_storage(why_read_only)
 
     async def extend_disk(self, extra_bytes: int) -> None:
         """See `SandboxHandle.extend_disk`."""

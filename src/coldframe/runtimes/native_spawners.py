@@ -93,6 +93,11 @@ class Spawners:
         if self._keeping is not None:
             self._keeping.keep_node(spawner, self._ground.cgroups, self._ground.ids)
 
+    def keep_anew(self) -> None:
+        """Something of that has changed."""
+        for spawner in self._all:
+            self.keep_node(spawner)
+
     def keep_block(self, number: int, lock: int) -> None:
         """Let all workers hold one more block of id ranges."""
         if self._keeping is not None:

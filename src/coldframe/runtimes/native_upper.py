@@ -12,7 +12,7 @@ from coldframe.host.export import export_layer
 from coldframe.host.fsthreads import run_to_its_end
 from coldframe.host.patience import Patience
 from coldframe.host.roottree import closing
-from coldframe.host.storage import Storage
+from coldframe.host.storage_base import Storage
 from coldframe.host.treewalk import DIRECTORY
 from coldframe.protocol.models import FileChanges
 from coldframe.runtimes.file_marks import MarksInDirectory, changes

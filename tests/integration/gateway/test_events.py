@@ -233,7 +233,39 @@ async def test_owner_sees_no_events_of_others() -> None:
         await asyncio.sleep(0)
     events.add(sandbox("sb-5", "ada"))
     assert [event.sandbox_id for event in (await waiting).events] == ["sb-5"]
-    assert len(await _everything(events)) == 4
+    # For all, from where on nothing is missing: bob's last two, ada's last.
+    assert [event.sandbox_id for event in await _everything(events)] == ["sb-4", "sb-4", "sb-5"]
+
+
+async def test_events_of_one_owner_push_out_nobody_elses() -> None:
+    """Whoever watches a few sandboxes must not miss what became of them because others do much."""
+    from coldframe.node import life
+    from coldframe.node.events import Events
+    from coldframe.protocol.models import SandboxSpec
+
+    def sandbox(name: str, owner: str) -> life.Sandbox:
+        spec = SandboxSpec(image="any", labels={"owner": owner})
+        return life.Sandbox(id=name, node_id="node", runtime="fake", spec=spec)
+
+    async def read(owner: str | None, cursor: str, limit: int = 100) -> list[str]:
+        page = await events.read(cursor, limit, owner=owner, wait=False)
+        return [event.sandbox_id for event in page.events]
+
+    events = Events(100)
+    begin = (await events.read(None, 10, owner="ada", wait=False)).next_cursor
+    of_all = (await events.read(None, 10, owner=None, wait=False)).next_cursor
+    events.add(sandbox("ada-0", "ada"))
+    for number in range(1000):
+        events.add(sandbox(f"bob-{number}", "bob"))
+    events.add(sandbox("ada-1", "ada"))
+
+    assert await read("ada", begin) == await read("ada", "oldest") == ["ada-0", "ada-1"]
+    assert await read("bob", "oldest", 2) == ["bob-902", "bob-903"]
+    assert await read(None, "oldest", 2) == ["bob-902", "bob-903"]
+    for owner, lost in (("bob", begin), (None, of_all)):
+        with pytest.raises(CursorExpiredError) as refused:
+            await read(owner, lost)
+        assert len(await read(owner, refused.value.oldest)) == 98 + (owner is None)
 
 
 async def _everything(events: object) -> tuple[SandboxEvent, ...]:

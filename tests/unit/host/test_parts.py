@@ -6,22 +6,19 @@ import asyncio
 import fcntl
 import os
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldframe.host import btrfs, census, doctor, gc
+from coldframe.host import census, doctor, gc
 from coldframe.host.idranges import FIRST_ID, IdRanges, is_sandbox_base
 from coldframe.host.pipes import STATUS_KEPT_BYTES, CommandPipes, StatusStream, StdinFeed
-from coldframe.host.pool import BtrfsStorage
 from coldframe.host.spools import first_kept, read_spool, window_ends
 from coldframe.host.storage import open_storage
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StorageFullError
 from tests.fixtures.runtime import shown_files
-from tests.fixtures.waiting import wait_until
 
 MIB = 1 << 20
 
@@ -248,53 +245,6 @@ def _names(path: Path) -> list[str]:
     return [entry.name for entry in path.iterdir()]
 
 
-def _seen(path: Path) -> bool:
-    """Whether a mount of this process' namespace mentions a path."""
-    return str(path) in Path("/proc/self/mountinfo").read_text()
-
-
-@pytest.mark.root
-async def test_btrfs_pool_leaves_no_file_no_mount_and_no_loop_device(tmp_path: Path) -> None:
-    """After kill -9 nobody would clear them away."""
-    storage = BtrfsStorage(tmp_path, "abc123", size_bytes=256 * MIB)
-    assert _names(tmp_path) == []
-    assert str(tmp_path / "abc123.img") in shown_files()
-    assert not _seen(tmp_path)
-
-    for _ in range(2):
-        os.close(storage.make("sb-a", None))
-        assert storage.names() == ("sb-a",)
-        await storage.remove("sb-a", _never)
-        await storage.remove("sb-a", _never)
-    storage.close()
-    storage.close()
-
-    assert str(tmp_path / "abc123.img") not in shown_files()
-
-
-@pytest.mark.root
-async def test_btrfs_limit_holds_and_others_are_not_touched_by_it(tmp_path: Path) -> None:
-    """One sandbox that fills its share must not be everybody's disk full."""
-    storage = BtrfsStorage(tmp_path, "abc123", size_bytes=256 * MIB)
-    limited, free = storage.make("sb-a", MIB), storage.make("sb-b", None)
-
-    def fill(directory: int, size: int) -> None:
-        fd = os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=directory)
-        try:
-            for _ in range(size // 65536):
-                os.write(fd, os.urandom(65536))
-        finally:
-            os.close(fd)
-
-    with pytest.raises(OSError, match="quota"):
-        fill(limited, 4 * MIB)
-    fill(free, 4 * MIB)
-    os.close(limited)
-    os.close(free)
-    storage.close()
-
-
-@pytest.mark.root
 def test_storage_on_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     """A pool of a full disk would fail in the middle of an episode."""
     disk = tmp_path / "disk"
@@ -308,46 +258,6 @@ def test_storage_on_a_full_disk_is_refused_before_anything_is_made(tmp_path: Pat
         storage.close()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.root
-def test_pool_on_a_disk_that_filled_up_says_so_and_lets_go_of_its_sandboxes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is read-only for good: deletes must end, and creates must say what helps."""
-    monkeypatch.setattr("coldframe.host.space._RESERVE_BYTES", 0)
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "x", str(disk)], check=True)
-    try:
-        storage = BtrfsStorage(disk, "abc123", size_bytes=256 * MIB)
-        upper = storage.make("sb-a", None)
-        os.close(storage.make("sb-b", None))
-        (disk / "filling").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize))
-        fd = os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=upper)
-
-        def read_only() -> bool:
-            with suppress(OSError):
-                os.write(fd, os.urandom(MIB))
-                os.fsync(fd)
-            with suppress(OSError):
-                btrfs.sweep(upper)  # commits
-            return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
-
-        wait_until(read_only)
-        os.close(fd)
-        os.close(upper)
-        (disk / "filling").unlink()
-
-        for refused in (storage.require_space, lambda: storage.make("sb-c", None)):
-            with pytest.raises(CapabilityError, match="coldframe node stop"):
-                refused()
-        asyncio.run(storage.remove("sb-a", _never))
-        assert storage.names() == ()
-        storage.close()
-    finally:
-        # Its last user, the loop device, lets go of it a moment after the pool.
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_storage_of_unknown_kind_is_refused_by_name(tmp_path: Path) -> None:

@@ -222,7 +222,8 @@ class SandboxClient:
             cursor: of the last event that was seen, or `oldest` for all that the node keeps; None:
                 from the first step of the iteration on.
             follow: whether to wait for what comes; else it ends with what there is.
-            kind: `state`, `egress` or `tamper`, see `EventKind`; each has cursors of its own.
+            kind: `state`, `egress`, `tamper` or `storage`, see `EventKind`; each has cursors of
+                its own.
         Raises:
             CursorExpiredError: what followed the cursor is kept no longer in whole; list the
                 sandboxes and go on from its `oldest`.

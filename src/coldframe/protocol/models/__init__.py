@@ -20,7 +20,7 @@ from coldframe.protocol.models.commands import (
     SignalScope,
     Stream,
 )
-from coldframe.protocol.models.events import EventKind, EventPage, SandboxEvent
+from coldframe.protocol.models.events import EventKind, EventPage, SandboxEvent, StorageEvent
 from coldframe.protocol.models.files import (
     HASHED_FILE_BYTES,
     MOST_CHANGES,
@@ -98,6 +98,7 @@ __all__ = [
     "SessionRequest",
     "SessionResult",
     "SignalScope",
+    "StorageEvent",
     "Stream",
     "Whole",
 ]

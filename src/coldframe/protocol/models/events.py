@@ -19,6 +19,18 @@ class EventKind(StrEnum):
     """A decision about what it asked of the network."""
     TAMPER = "tamper"
     """A refused attempt to write where a guard stood; told when the guard reports."""
+    STORAGE = "storage"
+    """It can write no more, since the disk below it is full, or can again."""
+
+
+class StorageEvent(Model):
+    """Whether a sandbox can write from then on."""
+
+    at: float
+    """Unix seconds."""
+    writable: bool
+    reason: str = ""
+    """Why it cannot, and what helps."""
 
 
 class SandboxEvent(Model):
@@ -38,6 +50,8 @@ class SandboxEvent(Model):
     egress: EgressEvent | None = None
     """Of an event of this kind."""
     tamper: GuardRefusal | None = None
+    """Of an event of this kind."""
+    storage: StorageEvent | None = None
     """Of an event of this kind."""
     trace_id: str | None = None
     """Of the request that caused it, else of the sandbox's create."""
