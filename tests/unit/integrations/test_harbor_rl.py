@@ -368,6 +368,12 @@ def test_reward_file_that_says_something_else_is_rejected(
     assert adapter(tmp_path).to_policy_rollout(trial).reward == 1.0
 
 
+@pytest.mark.parametrize("uri", ["file://[no/address", "file://[x]/trial", "[", ""])
+def test_place_that_is_no_url_is_not_looked_at(tmp_path: Path, uri: str) -> None:
+    """Which of them Python refuses changes from release to release."""
+    assert adapter(tmp_path).to_policy_rollout(result(trial_uri=uri)).reward == 1.0
+
+
 # --- a job ----------------------------------------------------------------------------
 
 

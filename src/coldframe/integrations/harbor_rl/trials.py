@@ -98,7 +98,10 @@ def _segments(agent_result: Any) -> tuple[Segment, ...]:
 
 def _directory(uri: Any) -> Path | None:
     """Return the trial's directory, if it is on this machine."""
-    parts = urlsplit(uri) if isinstance(uri, str) else None
+    try:
+        parts = urlsplit(uri) if isinstance(uri, str) else None
+    except ValueError:  # brackets that hold no address; which ones do so changes with Python
+        return None
     if parts is None or parts.scheme != "file":
         return None
     directory = Path(unquote(parts.path))
