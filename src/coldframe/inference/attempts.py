@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coldframe.inference.journal import Journal, check_name, cut_torn_line, digest_of
+from coldframe.inference.journal import Journal, check_name, digest_of
 from coldframe.trajectories.calls import (
     AttemptLine,
     Break,
@@ -31,6 +31,7 @@ from coldframe.trajectories.calls import (
     Retry,
     read_calls,
 )
+from coldframe.trajectories.lines import cut_torn_line
 
 MAX_JOURNAL_BYTES = 256 << 20
 MAX_KNOWN_ARGUMENTS = 4096

@@ -1,4 +1,4 @@
-"""The file of an attempt's calls while it is written: its name, its lines, its torn end."""
+"""The file of an attempt's calls while it is written: its name and its lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.trajectories.calls import Line, encode
+from coldframe.trajectories.lines import append
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -51,29 +52,11 @@ class Journal:
         if self._fd < 0:
             return
         content = encode(line)
-        written = 0
-        try:
-            while written < len(content):
-                written += os.write(self._fd, content[written:])
-        except OSError:
-            os.ftruncate(self._fd, self.bytes)  # else the next line would go on in this one
-            raise
-        self.bytes += written
+        append(self._fd, content, self.bytes)
+        self.bytes += len(content)
 
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-
-def cut_torn_line(path: Path) -> int:
-    """Take away what a killed process left after the last whole line, so that lines stay lines.
-
-    Returns the bytes that are left.
-    """
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole != len(content):
-        os.truncate(path, whole)
-    return whole

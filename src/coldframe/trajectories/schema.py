@@ -18,6 +18,7 @@ from coldframe.protocol.models import Fingerprint
 from coldframe.trajectories.base import BlobRef, Model
 from coldframe.trajectories.files import FileDiff
 from coldframe.trajectories.identity import Identity
+from coldframe.trajectories.means import mean
 from coldframe.trajectories.origin import Origin
 from coldframe.trajectories.phases import PhaseRecord, TamperEvent
 from coldframe.trajectories.steps import Step
@@ -195,4 +196,4 @@ def score(rewards: dict[str, float]) -> float:
     """Return the part named `reward` if there is one, else the mean of the parts."""
     if "reward" in rewards:
         return rewards["reward"]
-    return math.fsum(rewards.values()) / len(rewards)
+    return mean((value, 1) for value in rewards.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coldframe.learning.contracts import Batch, BatchManifest, PolicyRollout
+from coldframe.learning.contracts import Batch, BatchManifest, ContractError, PolicyRollout
 from coldframe.protocol.errors import InvalidRequestError
 from tests.unit.learning.evidence import OLDER, ORIGIN, POLICY, rollout, trial
 
@@ -37,6 +37,22 @@ def test_manifest_names_everything_that_a_batch_rests_on() -> None:
     assert (first.started_at, first.ended_at) == (10.0, 20.0)
     assert second.behaviour is not None
     assert second.behaviour.iteration == OLDER.iteration
+
+
+def test_manifest_holds_what_is_nested_as_it_was_given() -> None:
+    """A provenance holds it as what cannot be changed, which no JSON is."""
+    config = {"limits": {"steps": 3}, "paths": ["a", "b"]}
+    made = Batch((rollout(provenance=replace(ORIGIN, agent_config=config)),)).manifest
+
+    assert json.loads(made.model_dump_json())["agent_config"] == config
+
+
+def test_samples_of_one_task_by_two_verifiers_are_no_batch() -> None:
+    """Their rewards are of two measures, and a mean is taken over them."""
+    other = rollout(provenance=replace(ORIGIN, verifier_digest="3" * 64), trial_name="sum__2")
+
+    with pytest.raises(ContractError, match=r"verifier_digest: that of task 'sum' is 2222"):
+        Batch((rollout(), other))
 
 
 def test_manifest_is_written_once_and_read_only(tmp_path: Path) -> None:

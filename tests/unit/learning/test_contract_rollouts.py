@@ -322,6 +322,37 @@ def test_steps_come_to_what_harbor_makes_of_them(
         assert made.reward == total
 
 
+def test_steps_whose_rewards_no_number_holds_together_are_refused_or_a_mean() -> None:
+    """A verifier may write any integer: ints of 309 digits could not be added to a float."""
+    huge = int(1.7e308)
+    steps = [
+        step(f"s{at}", 10 * at, {"reward": one}) for at, one in enumerate((huge, huge, 0.5), 1)
+    ]
+
+    with pytest.raises(ContractError, match="is not finite"):
+        PolicyRollout.from_trial(stepped(*steps, rewards=None), topology=MULTI_STEP_MEAN)
+
+
+def test_reward_of_more_digits_than_python_writes_is_refused_as_any_other() -> None:
+    """Its refusal failed itself, and named neither trial nor field."""
+    with pytest.raises(
+        ContractError, match=r"reward: is not finite; found an integer of 16610 bits"
+    ):
+        PolicyRollout.from_trial(trial(rewards={"reward": 10**5000}))
+
+
+def test_policy_identity_is_hashed_and_cannot_be_changed_all_the_way_down() -> None:
+    """A list within it was the caller's own, and stayed open to change."""
+    stops = ["x"]
+    policy = replace(POLICY, sampling={"stop": stops, "logit_bias": {"7": 1}})
+    stops.append("y")
+
+    assert policy.sampling == {"stop": ["x"], "logit_bias": {"7": 1}}
+    assert hash(policy) == hash(replace(policy))
+    assert not hasattr(policy.sampling["stop"], "append")
+    assert policy != replace(POLICY, sampling={"stop": ["y"], "logit_bias": {"7": 1}})
+
+
 def test_step_that_counts_as_zero_is_told() -> None:
     """Harbor's mean counts a part that a step does not have as 0: never in silence."""
     lacking = stepped(step("one", 10, {"reward": 1.0}), step("two", 20, {"style": 1.0}))

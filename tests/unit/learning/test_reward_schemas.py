@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,26 @@ def test_scalar_is_decided_by_vetoes_then_gates_then_weights(
     assert (made.value, made.decided_by) == (value, decided_by)
     assert dict(made.parts) == VERDICT | changes
     assert (made.schema, made.rule, made.left_out) == ("demo@1", "gated_mean@1", ())
+
+
+@pytest.mark.parametrize("weights", [[3.0, 0.1], [1.0] * 49, [0.1, 0.2, 0.3], [5e-324, 1e308]])
+@pytest.mark.parametrize("value", [1.0, 0.1])
+def test_mean_of_parts_that_are_alike_is_what_each_of_them_is(
+    weights: list[float], value: float
+) -> None:
+    """Weights were divided by their sum first: what was perfect in all was 0.9999999999999999."""
+    parts = [part(f"p{at}", weight=weight) for at, weight in enumerate(weights)]
+    made = scalarise(schema(part=parts, gate=[], veto=[]), {one["key"]: value for one in parts})
+
+    assert made.value == value
+
+
+def test_part_of_which_less_is_better_has_a_finite_worth_at_the_ends_of_numbers() -> None:
+    """Least and greatest together are more than a float holds."""
+    declared = part("bytes", direction="lower", range=[1e308, 1.5e308], weight=1)
+    made = scalarise(schema(part=[declared], gate=[], veto=[]), {"bytes": 1.5e308})
+
+    assert made.value == 1e308
 
 
 def test_part_that_may_be_missing_is_left_out_and_told() -> None:
@@ -327,10 +348,38 @@ def test_drift_lists_what_is_worth_something_else_and_what_changed() -> None:
 
 
 def test_record_file_that_was_damaged_is_refused_by_line(tmp_path: Path) -> None:
-    """A line that is cut must not be read as something else."""
+    """A line that was changed must not be read as something else."""
     store = DerivedStore(tmp_path / "derived.jsonl")
     store.add([_derived()])
-    store.path.write_bytes(store.path.read_bytes() + b'{"trial": "x"')
+    store.path.write_bytes(store.path.read_bytes() + b'{"trial": "x"}\n')
 
     with pytest.raises(InvalidRequestError, match=r"derived\.jsonl:2"):
         store.read()
+
+
+def test_record_that_a_killed_process_left_half_written_is_none(tmp_path: Path) -> None:
+    """Nothing could be read or added any more until somebody had mended the file by hand."""
+    store = DerivedStore(tmp_path / "derived.jsonl")
+    store.add([_derived()])
+    whole = store.path.read_bytes()
+    store.path.write_bytes(whole + b'{"trial": "x"')
+
+    assert store.read() == (_derived(),)
+    assert store.add([_derived(verifier="6" * 64)]) == 1
+    assert [one.verifier_digest for one in store.read()] == [VERIFIER, "6" * 64]
+
+
+def test_records_that_do_not_fit_on_the_disk_are_not_there_at_all(tmp_path: Path) -> None:
+    """All or none: half of a run would be derived, and look whole."""
+    store = DerivedStore(tmp_path / "derived.jsonl")
+    store.add([_derived()])
+    whole = store.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * len(whole) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.add([_derived(verifier=one * 64) for one in "67"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert store.path.read_bytes() == whole

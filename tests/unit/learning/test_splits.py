@@ -136,6 +136,8 @@ def test_split_by_time_puts_what_came_later_behind_the_cut() -> None:
     "other",
     [
         "git@example.org:team/tool.git",
+        "git@example.org:/team/tool.git",
+        "https://example.org//team/tool",
         "https://Example.org/Team/tool/",
         "ssh://git@example.org:22/team/tool",
         "example.org/team/tool",
@@ -290,6 +292,25 @@ def test_no_pair_that_is_nearly_the_same_is_passed_over(data: st.DataObject) -> 
     }
 
 
+def test_pair_at_the_threshold_itself_is_found() -> None:
+    """0.55 times 100 is more than 55, as floats go."""
+    one = corpus_task("a", "a").entry("template").model_copy(update={"instruction": (*range(100),)})
+    two = corpus_task("b", "b").entry("template").model_copy(update={"instruction": (*range(55),)})
+    splits = {
+        task.key: manifest(task.key).model_copy(update={"tasks": (task,)}) for task in (one, two)
+    }
+
+    (found,) = overlaps(splits, threshold=0.55)
+    assert found.reasons == ("instruction nearly the same: 0.55",)
+
+
+def test_time_that_no_other_zone_knows_is_refused_by_name() -> None:
+    """It was an error of arithmetic, and named no task."""
+    task = corpus_task("a", "", metadata={"time": "0001-01-01T00:00:00+14:00"})
+    with pytest.raises(SplitError, match=r"/tasks/a/task\.toml: .* is no date"):
+        task.group("time")
+
+
 def test_every_pair_of_splits_is_compared() -> None:
     """Three manifests are three comparisons."""
     splits = {name: manifest(name, BASE) for name in ("train", "dev", "eval")}
@@ -318,7 +339,12 @@ def test_manifest_is_frozen_and_one_that_was_edited_is_refused(tmp_path: Path) -
         read_manifest(edited)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"split": {}, "digest": ""}'])
+NOT_FINITE = '{"split": {"name": "a", "by": "x", "seed": "", "shares": {"a": NaN}, "tasks": []}}'
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"split": {}, "digest": ""}', NOT_FINITE, "[" * 99_999]
+)
 def test_file_that_is_no_manifest_is_refused_by_name(tmp_path: Path, content: str) -> None:
     """One sentence, with the file."""
     path = tmp_path / "x.json"

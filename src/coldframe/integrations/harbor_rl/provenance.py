@@ -63,6 +63,10 @@ def _tests_digest(task: Any) -> str | None:
 
 
 def _seconds(value: Any) -> float | None:
+    """Return Unix seconds; None for a time without its zone, which could be any."""
     if isinstance(value, str):
-        value = datetime.fromisoformat(value)
-    return value.timestamp() if isinstance(value, datetime) else None
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    return value.timestamp() if isinstance(value, datetime) and value.tzinfo else None

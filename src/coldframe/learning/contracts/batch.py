@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from coldframe.learning.contracts.errors import ContractError
-from coldframe.learning.contracts.evidence import PolicyIdentity, Provenance
+from coldframe.learning.contracts.evidence import Parameters, PolicyIdentity, Provenance
 from coldframe.learning.contracts.rollouts import AnyRollout
 from coldframe.learning.contracts.rules import Breaches, Rules
 from coldframe.learning.contracts.values import is_number, is_plain
@@ -146,15 +146,14 @@ def times_are_in_order(rollouts: Sequence[AnyRollout]) -> Breaches:
 
 @rule
 def task_keys_mean_one_task(rollouts: Sequence[AnyRollout]) -> Breaches:
-    """Samples of one task are samples of the same task."""
-    digests: dict[str, str] = {}
+    """Samples of one task are samples of the same task, graded by the same verifier."""
+    digests: dict[tuple[str, str], str] = {}
     for one in rollouts:
-        if one.provenance is None:
-            continue
-        found = one.provenance.task_digest
-        if digests.setdefault(one.task_name, found) != found:
-            field = f"{one.trial_name}.provenance.task_digest"
-            yield field, found, f"task {one.task_name!r} is {digests[one.task_name]} elsewhere"
+        for name in ("task_digest", "verifier_digest") if one.provenance is not None else ():
+            found, known = getattr(one.provenance, name), (one.task_name, name)
+            if digests.setdefault(known, found) != found:
+                field = f"{one.trial_name}.provenance.{name}"
+                yield field, found, f"that of task {one.task_name!r} is {digests[known]} elsewhere"
 
 
 def _facts(rollouts: Sequence[AnyRollout]) -> Iterator[tuple[str, str, Any]]:
@@ -184,7 +183,7 @@ class Batch:
         first = self.rollouts[0]
         shared = {name: getattr(_origin(first), name) for name in SHARED}
         return BatchManifest(
-            **shared | {"agent_config": dict(shared["agent_config"])},
+            **shared | {"agent_config": Parameters(shared["agent_config"]).plain},
             policy=_record(first.policy),
             entries=tuple(_entry(one) for one in self.rollouts),
         )
@@ -197,7 +196,7 @@ def _origin(rollout: AnyRollout) -> Provenance:
 
 
 def _record(policy: PolicyIdentity) -> PolicyRecord:
-    return PolicyRecord(**vars(policy) | {"sampling": dict(policy.sampling)})
+    return PolicyRecord(**vars(policy) | {"sampling": Parameters(policy.sampling).plain})
 
 
 def _entry(rollout: AnyRollout) -> Entry:

@@ -7,7 +7,16 @@ from typing import Any
 
 from coldframe.protocol.errors import ColdframeError, Side
 
-_short = reprlib.Repr()
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python writes no int of over 4,300 digits
+            return f"an integer of {x.bit_length()} bits"
+
+
+_short = _Short()
 _short.maxstring = _short.maxother = 80
 
 

@@ -12,15 +12,27 @@ from typing import Any
 
 
 class Parameters(Mapping[str, Any]):
-    """A map that cannot be changed, can be compared, hashed and pickled."""
+    """A map that cannot be changed, can be compared, hashed and pickled.
+
+    So it is all the way down: maps in it are of this kind, too, and lists are tuples.
+    """
 
     __slots__ = ("_items",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._items = tuple(sorted(values.items(), key=lambda item: str(item[0])))
+        items = [(name, _frozen(value)) for name, value in values.items()]
+        self._items = tuple(sorted(items, key=lambda item: str(item[0])))
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The same as JSON's dicts and lists, to be changed at will."""
+        return {name: _thawed(value) for name, value in self._items}
 
     def __getitem__(self, name: str) -> Any:
         return dict(self._items)[name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self._items) == dict(Parameters(other)._items)
 
     def __iter__(self) -> Iterator[str]:
         return iter([name for name, _ in self._items])
@@ -32,7 +44,19 @@ class Parameters(Mapping[str, Any]):
         return hash(self._items)
 
     def __repr__(self) -> str:
-        return repr(dict(self._items))
+        return repr(self.plain)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Parameters(value)
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, Parameters):
+        return value.plain
+    return [*map(_thawed, value)] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,8 @@ def calls_are_as_many_as_turns(rollout: AnyRollout) -> Breaches:
 def calls_count_the_tokens_of_their_rows(rollout: AnyRollout) -> Breaches:
     """The engine counted as many tokens as the rows hold, call by call."""
     for field, turn, call in _calls(rollout):
-        rows = rollout.prompt_token_ids[turn : turn + 1], rollout.completion_token_ids[turn:][:1]
-        found = tuple(len(row[0]) for row in rows if row)
+        columns = rollout.prompt_token_ids, rollout.completion_token_ids
+        found = tuple(len(column[turn]) for column in columns if turn < len(column))
         counted = (call.prompt_tokens, call.completion_tokens)
         if found != counted:
             yield field, counted, f"lengths differ: tokens counted, and in the rows {found}"

@@ -208,8 +208,11 @@ def _mean(steps: Sequence[TrialStep], key: str) -> Any:
     verdicts = [step.rewards for step in steps if isinstance(step.rewards, Mapping)]
     if not any(key in one for one in verdicts):
         return None
-    # `sum` rounds otherwise before Python 3.12, and Harbor has that.
-    return math.fsum(one.get(key, 0.0) for one in verdicts) / len(verdicts)
+    try:
+        # `sum` rounds otherwise before Python 3.12, and Harbor has that.
+        return math.fsum(one.get(key, 0.0) for one in verdicts) / len(verdicts)
+    except OverflowError:
+        return math.inf  # which is refused as any reward that is not finite
 
 
 def _final(steps: Sequence[TrialStep], key: str) -> Any:

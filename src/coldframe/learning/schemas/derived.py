@@ -17,7 +17,9 @@ from coldframe.learning.contracts.values import is_number
 from coldframe.learning.files import canonical
 from coldframe.learning.schemas.scalar import scalarise
 from coldframe.learning.schemas.schema import RewardSchema
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.trajectories.lines import append, cut_torn_line
 
 
 class DerivedReward(BaseModel):
@@ -122,13 +124,16 @@ class DerivedStore:
             InvalidRequestError: a line is no record.
         """
         try:
-            lines = self.path.read_bytes().splitlines()
+            lines = self.path.read_bytes().split(b"\n")[:-1]  # what has no end, a killed one left
         except FileNotFoundError:
             return ()
         records = []
         for number, line in enumerate(lines, 1):
             try:
+                strict_json.parse(line)
                 records.append(DerivedReward.model_validate_json(line))
+            except strict_json.NotStrictError as error:
+                raise InvalidRequestError(f"{self.path}:{number}: no record: {error}") from error
             except ValidationError as error:
                 first = error.errors()[0]["msg"]
                 raise InvalidRequestError(f"{self.path}:{number}: no record: {first}") from error
@@ -143,6 +148,7 @@ class DerivedStore:
         """
         with self.path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            whole = cut_torn_line(self.path)
             old = self.read()
             known = {one.identity: one for one in old}
             schemas = {one.schema_label: one.schema_digest for one in old}
@@ -161,7 +167,6 @@ class DerivedStore:
                         f"verifier {one.verifier_digest[:12]}; records are never edited"
                     )
             lines = b"".join(canonical(json.loads(one.model_dump_json())) + b"\n" for one in new)
-            file.write(lines)
-            file.flush()
+            append(file.fileno(), lines, whole)
             os.fsync(file.fileno())
         return len(new)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from coldframe.learning.contracts.errors import ContractError
 from coldframe.learning.contracts.evidence import Parameters
 from coldframe.learning.contracts.values import is_number
-from coldframe.learning.schemas.schema import RewardSchema
+from coldframe.learning.schemas.schema import Part, RewardSchema
+from coldframe.trajectories.means import mean
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def scalarise(schema: RewardSchema, parts: Any, trial: str = "verdict") -> Scala
         raise ContractError(trial, "rewards", parts, "there is no verdict", rule="verdict")
     declared = {part.key: part for part in schema.part}
     for key, value in parts.items():
-        _check(schema, trial, key, value)
+        _check(schema, declared.get(key), trial, key, value)
     left_out = tuple(key for key in declared if key not in parts)
     for key in left_out:
         if declared[key].missing == "refuse":
@@ -55,9 +56,8 @@ def scalarise(schema: RewardSchema, parts: Any, trial: str = "verdict") -> Scala
     return Scalar(value, Parameters(parts), schema.label, schema.scalarise, decided_by, left_out)
 
 
-def _check(schema: RewardSchema, trial: str, key: str, value: object) -> None:
+def _check(schema: RewardSchema, part: Part | None, trial: str, key: str, value: object) -> None:
     field = f"rewards[{key!r}]"
-    part = next((one for one in schema.part if one.key == key), None)
     if part is None:
         raise ContractError(
             trial, field, value, f"is no part that {schema.label} declares", rule="undeclared"
@@ -81,11 +81,10 @@ def _decide(schema: RewardSchema, parts: Mapping[str, float], trial: str) -> tup
     if not weighed:
         problem = "every part that has weight was left out"
         raise ContractError(trial, "rewards", dict(parts), problem, rule="nothing_left")
-    total = math.fsum(part.weight for part in weighed)
-    mean = math.fsum(
-        part.weight
-        / total
-        * (parts[part.key] if part.direction == "higher" else sum(part.range) - parts[part.key])
-        for part in weighed
-    )
-    return mean, "mean"
+    return mean((_worth(part, parts[part.key]), part.weight) for part in weighed), "mean"
+
+
+def _worth(part: Part, value: float) -> Fraction:
+    """Return a value as the mean takes it: the higher the better."""
+    exact = Fraction(value)
+    return exact if part.direction == "higher" else sum(map(Fraction, part.range)) - exact

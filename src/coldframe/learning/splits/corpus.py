@@ -18,7 +18,7 @@ from coldframe.learning.splits.similarity import normal, sketch
 
 ALONE = "task"
 """Each task is a group of its own."""
-_REMOTE = re.compile(r"^(?:[a-z+]+://)?(?:[^@/]+@)?([^:/]+)(?::\d+)?[:/](.+?)(?:\.git)?/*$")
+_REMOTE = re.compile(r"^(?:[a-z+]+://)?(?:[^@/]+@)?([^:/]+)(?::\d+)?[:/]+(.+?)(?:\.git)?/*$")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ def moment(value: object, what: str) -> datetime:
         except ValueError:
             raise SplitError(f"{what} = {value!r} is no date") from None
     if isinstance(value, datetime):
-        return value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+        try:
+            return value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+        except OverflowError:  # at the ends of time, where another zone is beyond them
+            raise SplitError(f"{what} = {value.isoformat()!r} is no date") from None
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     raise SplitError(f"{what} = {value!r} is no date")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coldframe.learning.files import canonical, digest_of, write_frozen
+from coldframe.protocol import strict_json
 from coldframe.protocol.errors import ColdframeError, Side
 
 
@@ -47,7 +47,7 @@ class SplitManifest(_Model):
     seed: str
     cut: str | None = None
     """Of a split by time: where the later tasks begin."""
-    shares: dict[str, float]
+    shares: dict[str, Annotated[float, Field(allow_inf_nan=False)]]
     """Of all splits that were made together."""
     tasks: tuple[SplitTask, ...]
 
@@ -74,7 +74,7 @@ def read_manifest(path: Path) -> SplitManifest:
         SplitError: it cannot be read, is no manifest, or was changed.
     """
     try:
-        content: Any = json.loads(path.read_bytes())
+        content = strict_json.parse(path.read_bytes())
         manifest = SplitManifest.model_validate(content["split"])
         given = content["digest"]
     except OSError as error:

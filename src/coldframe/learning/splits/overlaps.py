@@ -85,7 +85,7 @@ class _Index:
             found |= {
                 index
                 for index, count in common.items()
-                if count >= threshold * max(len(own), len(_sketch(self._tasks[index], what)))
+                if count / max(len(own), len(_sketch(self._tasks[index], what))) >= threshold
             }
         return found
 
