@@ -54,7 +54,7 @@ _OFFLINE = re.compile(
 _NOBODY_USER = b"nobody:x:65534:65534:nobody:/:/bin/false\n"
 _NOBODY_GROUP = b"nogroup:x:65534:\n"
 _HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-_USERINFO = re.compile(r"(?<=://)[^/\s@]*@")
+_USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def bootstrap(

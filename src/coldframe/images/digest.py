@@ -22,6 +22,8 @@ MAX_ID = 65535
 """Sandboxes map this many ids; a file of a higher one could not be seen inside."""
 MAX_FILE = 64 << 30
 """Bytes. A sparse file of an absurd size would keep the digest busy for days."""
+MAX_TREE = 512 << 30
+"""Bytes. So would many of them."""
 
 _KINDS = {
     stat.S_IFREG: b"f",
@@ -52,7 +54,8 @@ def digest_tree(root: Path) -> TreeDigest:
     """Return the digest of the tree below `root`.
 
     Raises:
-        ImageError: an entry that no layer may hold; the message names it.
+        ImageError: an entry that no layer may hold, which the message names, or more than
+            `MAX_TREE` bytes.
         OSError: the tree cannot be read.
     """
     whole = hashlib.sha256()
@@ -70,6 +73,8 @@ def digest_tree(root: Path) -> TreeDigest:
                 continue
         if stat.S_ISREG(entry.stat.st_mode):
             size += entry.stat.st_size
+            if size > MAX_TREE:
+                raise ImageError(f"its files have more than {MAX_TREE} bytes, holes included")
         _feed(whole, *_fields(entry))
     return TreeDigest(whole.hexdigest(), size, count)
 

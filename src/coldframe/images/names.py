@@ -12,6 +12,7 @@ _NAME = re.compile(
     rf"(?P<repository>{_PART}(?:/{_PART})*)(?::(?P<tag>[A-Za-z0-9_][\w.-]{{0,127}}))?", re.A
 )
 _IMPLIED = ("index.docker.io/", "docker.io/", "library/")
+_LONGEST_FILE = 255
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -27,7 +28,10 @@ def normalise(name: str) -> str:
             f"{excerpt(name)} is not an image name: write repository[:tag] in lower case, "
             "for example debian:bookworm or team/tool:1.2"
         )
-    return f"{match['repository']}:{match['tag'] or 'latest'}"
+    full = f"{match['repository']}:{match['tag'] or 'latest'}"
+    if len(file_name(full)) > _LONGEST_FILE:
+        raise InvalidRequestError(f"{excerpt(name)} is too long, or has too many / in it")
+    return full
 
 
 def reference(text: str) -> tuple[str, str | None]:

@@ -148,6 +148,8 @@ def _carried_xattrs(info: tarfile.TarInfo) -> Iterator[tuple[str, bytes]]:
     for key, value in info.pax_headers.items():
         name = key.removeprefix(_XATTR)
         if name != key and may_import_xattr(name):
+            if "\0" in name:
+                raise ImageError(f"{excerpt(info.name)} has an attribute whose name holds a NUL")
             yield name, _raw(value)
 
 

@@ -65,9 +65,8 @@ class StepRecord:
 
     def parse_failure(self, code: str, message: str, tool_call_id: str | None = None) -> None:
         """Count an action that does not follow the tool schema."""
-        self.parse_failures.append(
-            ParseFailure(code=code, message=plain_text(message), tool_call_id=tool_call_id)
-        )
+        said = self._recorder.redactor.text(plain_text(message))
+        self.parse_failures.append(ParseFailure(code=code, message=said, tool_call_id=tool_call_id))
 
     def add(self, call: Call) -> int:
         """Keep a call, and return its index; what became of the files is told later, if at all."""

@@ -24,7 +24,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NOT_SECRET = re.compile(r"^(api_key_env|max_.*tokens?|.*_tokens|tokens|tokenizer)$", re.IGNORECASE)
-_USERINFO = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^/\s@'\"]{1,1024})@")
+_USERINFO = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^/\s'\"]{1,1024})@")
 _ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]{0,63})=([^\s;&|'\"]+|'[^']*'|\"[^\"]*\")")
 
 

@@ -104,9 +104,10 @@ def read_regular(path: Path) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is no regular file")
-        if status.st_size > MAX_FILE_BYTES:
+        content = b"" if status.st_size > MAX_FILE_BYTES else file.read(MAX_FILE_BYTES + 1)
+        if max(status.st_size, len(content)) > MAX_FILE_BYTES:  # it may grow meanwhile
             raise OSError(errno.EFBIG, f"is over {MAX_FILE_BYTES} bytes")
-        return file.read()
+        return content
 
 
 class BlobStore:

@@ -81,8 +81,8 @@ def test_connection_options_are_those_that_reach_the_mirror() -> None:
 
 
 def test_without_passwords_leaves_addresses_and_nothing_secret() -> None:
-    """Agents read /etc/apt/sources.list."""
-    text = "deb [signed-by=/a@b.gpg] https://user:p%40ss@mirror.test/debian bookworm main"
+    """Agents read /etc/apt/sources.list; an @ of a password that is not escaped ends it nowhere."""
+    text = "deb [signed-by=/a@b.gpg] https://user:p%40s@s@mirror.test/debian bookworm main"
 
     assert without_passwords(text) == (
         "deb [signed-by=/a@b.gpg] https://mirror.test/debian bookworm main"

@@ -146,3 +146,19 @@ def test_strip_takes_overlay_bookkeeping_and_nothing_else(tmp_path: Path) -> Non
     strip_foreign_xattrs(tmp_path)
 
     assert sorted(os.listxattr(tmp_path)) == ["trusted.overlay.opaque", "user.note"]
+
+
+def test_tree_of_many_large_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a build may leave ten thousand sparse files of 64 GiB: days of hashing nothing."""
+    monkeypatch.setattr("coldframe.images.digest.MAX_TREE", 100)
+    for name in "ab":
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(60)
+    os.link(tmp_path / "b", tmp_path / "c")
+    with pytest.raises(ImageError, match="more than 100 bytes"):
+        digest_tree(tmp_path)
+
+    (tmp_path / "a").unlink()
+    assert digest_tree(tmp_path).size_bytes == 60

@@ -32,6 +32,14 @@ def test_name_of_another_form_is_refused_by_name(given: str) -> None:
     assert repr(given) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["/".join("a" * 90), "/".join("a" * 90) + ":1", "a" * 201])
+def test_name_that_no_file_can_have_is_refused(name: str) -> None:
+    """Each `/` takes three characters of a file's name: it was an error of the system, unnamed."""
+    with pytest.raises(InvalidRequestError, match=r"too long|not an image name"):
+        names.normalise(name)
+    assert names.normalise("/".join("a" * 60)) == "/".join("a" * 60) + ":latest"
+
+
 def test_file_names_of_different_names_differ() -> None:
     """Two images behind one record would be a mix-up without an error."""
     given = ["a/b:1", "a.b:1", "a_b:1", "a-b:1", "ab:1"]

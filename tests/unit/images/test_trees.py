@@ -62,6 +62,20 @@ def test_remove_tree_with_links_out_leaves_their_targets(tmp_path: Path) -> None
     assert not tree.exists()
 
 
+def test_remove_tree_of_more_directories_than_one_look_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a million directories side by side were taken for a tree that somebody fills."""
+    monkeypatch.setattr("coldframe.host.removal._PASSES", 8)
+    tree = tmp_path / "tree"
+    for number in range(6000):
+        (tree / str(number)).mkdir(parents=True)
+
+    remove_tree(tree)
+
+    assert not tree.exists()
+
+
 def test_remove_tree_of_nothing_is_fine(tmp_path: Path) -> None:
     """Two processes may collect the same garbage."""
     remove_tree(tmp_path / "nothing")

@@ -137,6 +137,10 @@ HOSTILE: dict[str, tuple[list[Member], str]] = {
     "group id": ([_member("a", b"x", gid=1 << 31)], "'a'"),
     "root that is a file": ([_member("./", b"x")], "root"),
     "file over a full directory": ([_member("a/b", b"x"), _member("a", b"x")], "'a'"),
+    "attribute with a NUL": (
+        [_member("a", b"x", pax_headers={"SCHILY.xattr.user.a\0b": "x"})],
+        "'a' has an attribute",
+    ),
     "name too long": ([_member("n" * 300, b"x")], "too long"),
     "header too large": (
         [_member("a", b"x", pax_headers={"comment": "c" * (2 << 20)})],

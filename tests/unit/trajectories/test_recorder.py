@@ -58,6 +58,14 @@ def test_request_hides_secrets_and_keeps_bytes_that_are_not_text(tmp_path: Path)
     assert json.loads(json.dumps(found)) == found
 
 
+def test_message_about_an_action_holds_no_secret(tmp_path: Path) -> None:
+    """It quotes what the model wrote, and the model may have read one."""
+    step = recorder(tmp_path).step("model")
+    step.parse_failure("bad_arguments", f"no JSON: {{{SECRET}")
+
+    assert [one.message for one in step.parse_failures] == ["no JSON: {[redacted]"]
+
+
 def test_call_without_result_says_what_is_known_of_it(tmp_path: Path) -> None:
     """Not executed, perhaps executed and ended by us are three different things."""
     record = recorder(tmp_path)

@@ -47,6 +47,12 @@ def test_ordinary_name_keeps_its_value(name: str) -> None:
     assert Redactor().text(f"{name}=x") == f"{name}=x"
 
 
+def test_password_with_an_at_sign_is_taken_out_of_text_whole() -> None:
+    """What stood behind it was left."""
+    said = "no route to postgres://me:p@ss@w0rd@db:5/x, as me@here says"
+    assert Redactor().text(said) == "no route to postgres://[redacted]@db:5/x, as me@here says"
+
+
 @pytest.mark.parametrize(
     ("url", "clean"),
     [
