@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
@@ -42,6 +43,10 @@ from coldframe.runtimes.base import RunningExec
 from coldframe.runtimes.outliving import FoundExec
 
 _KILLED = 128 + 9
+_SHARE = 3
+"""An owner may have so many times the commands that may be begun beside those that there are."""
+_LARGE_REQUEST = 64 << 10
+"""Smaller ones, as many as may run, weigh nothing to speak of."""
 _SETTLE_S = 5.0
 """How long a runtime may take to report the end of a command whose sandbox has ended."""
 
@@ -54,7 +59,9 @@ class Execs:
         self._operations = operations
         self._queue = FairQueue("commands", settings.exec_slots, settings.queue_limit)
         self._turns = Turns(self._queue, settings.exec_hold_s)
-        self._running = 0
+        self._running: set[ExecOperation] = set()
+        self._of_owner: Counter[str] = Counter()
+        """How many of these each owner has."""
         self._outputs = Outputs(settings)
         self._windows = Shares(
             settings.owner_window_bytes, "windows and requests of running commands"
@@ -64,7 +71,7 @@ class Execs:
     @property
     def running(self) -> int:
         """Commands that have not ended, those that wait for their turn included."""
-        return self._running
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -90,33 +97,53 @@ class Execs:
             if known is not None:
                 return known
         sandbox.require_ready(request.expected_version)
-        if self._running >= self._settings.max_running_execs:
-            raise CapacityError(f"{self._running} commands are running on this node already")
         operation = ExecOperation(operation_id, sandbox, request)
         self.hold(operation)
-        self._running += 1
         sandbox.execs[operation_id] = operation
         self._operations.add(operation)
         self._follow(operation, Undertaking(self._run(operation), at_once=True))
         return operation
 
     def hold(self, operation: ExecOperation) -> None:
-        """Count a window and a request that are larger than usual, until the command has ended.
+        """Count a command, and a window and a request that are large, until it has ended.
 
         Raises:
-            CapacityError: the commands of its owner hold too much already.
+            CapacityError: too many run already, or those of its owner hold too much.
         """
+        owner, most = operation.owner, self._settings.max_running_execs
+        free = most - len(self._running)
+        if free <= 0:
+            raise CapacityError(f"{most} commands are running on this node already")
+        if owner is not None and self._of_owner[owner] >= _SHARE * free:
+            raise CapacityError(
+                f"owner {owner!r} runs {self._of_owner[owner]} commands already; no more of the "
+                f"{most} that may run on this node are for one owner now"
+            )
         window_bytes = operation.request.window_bytes
         held = 2 * window_bytes if window_bytes > MIB else 0
-        held += operation.size if operation.size > MIB else 0
+        held += operation.size if operation.size > _LARGE_REQUEST else 0
         if held:
-            self._windows.take(operation.sandbox.owner, held)
+            self._windows.take(owner, held)
             operation.held = held
+        self._count(operation)
+
+    def _count(self, operation: ExecOperation) -> None:
+        self._running.add(operation)
+        if operation.owner is not None:
+            self._of_owner[operation.owner] += 1
 
     def let_go(self, operation: ExecOperation) -> None:
-        """It counts no more in its owner's share."""
+        """It counts no more. Twice is fine."""
+        if operation not in self._running:
+            return
+        self._running.remove(operation)
+        owner = operation.owner
+        if owner is not None:
+            self._of_owner[owner] -= 1
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
         if operation.held:
-            self._windows.give_back(operation.sandbox.owner, operation.held)
+            self._windows.give_back(owner, operation.held)
             operation.held = 0
 
     def _follow(self, operation: ExecOperation, ended: Undertaking[ExecResult]) -> None:
@@ -132,7 +159,7 @@ class Execs:
         operation.running, operation.ended_unix = found.running, found.ended_at
         operation.began_at = time.time()
         operation.started.set_result(None)
-        self._running += 1
+        self._count(operation)
         sandbox.execs[operation.id] = operation
         self._operations.add(operation)
         self._outputs.go_on(operation, found.request.spool_bytes)
@@ -151,7 +178,7 @@ class Execs:
         turn: Turn | None = None
         try:
             if not queue.try_acquire():
-                operation.queued_s = await queue.acquire(sandbox.id)
+                operation.queued_s = await queue.acquire(sandbox.owner or "", sandbox.id)
             turn = self._turns.begin()
             handle = sandbox.require_ready(operation.request.expected_version)
             operation.dispatched = True
@@ -176,7 +203,6 @@ class Execs:
         operation.sandbox.execs.pop(operation.id, None)
         operation.ended, operation.task = ended.settled(), None
         self.let_go(operation)
-        self._running -= 1
         if not operation.started.done():
             operation.started.set_result(None)
         self._outputs.end(operation, ended.result() if ended.exception() is None else None)

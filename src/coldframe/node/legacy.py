@@ -7,7 +7,7 @@ these, the next process has the node again. Other runtimes keep none, and nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ class Legacy:
         """Gives a sandbox that is known by its id."""
         self.on_dropped: Callable[[str], None]
         """Told of the id of each operation that the next process will know no more."""
+        self.surplus: Callable[[Collection[str]], str]
+        """Chooses such a one of the ids of ended commands, oldest first."""
 
     # --- asked by the runtime ---------------------------------------------------------
 
@@ -78,9 +80,11 @@ class Legacy:
         del told["asked"]
         return _json(told) + b"\t" + wire.dump(request)
 
-    def dropped_exec(self, operation_id: str) -> None:
-        """See `Notes.dropped_exec`."""
+    def give_up_exec(self, operation_ids: Collection[str]) -> str:
+        """See `Notes.give_up_exec`."""
+        operation_id = self.surplus(operation_ids)
         self.on_dropped(operation_id)
+        return operation_id
 
     # --- told by the node -------------------------------------------------------------
 

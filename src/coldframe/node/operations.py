@@ -12,7 +12,8 @@ import asyncio
 import shlex
 import signal as signals
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -153,6 +154,7 @@ class Operations:
         self._expired = ExpiredIds(settings.expired_ids) if expired is None else expired
         self._legacy = Legacy() if legacy is None else legacy
         self._legacy.on_dropped = self._on_dropped
+        self._legacy.surplus = self._surplus
         self.on_expire: Callable[[ExecOperation], None] = lambda _: None
         """Told of a command whose result is kept no longer."""
 
@@ -239,6 +241,12 @@ class Operations:
     def _on_dropped(self, operation_id: str) -> None:
         if operation_id in self._known:  # else it is refused already
             self.refuse(operation_id, self._known[operation_id].owner)
+
+    def _surplus(self, operation_ids: Collection[str]) -> str:
+        """The oldest of the owner that has most of these."""
+        owners = {one: self._known[one].owner for one in operation_ids if one in self._known}
+        ((most, _),) = Counter(owners.values()).most_common(1) or [(None, 0)]
+        return next(one for one in operation_ids if owners.get(one) == most)
 
     def end(self, operation: Operation) -> None:
         """Keep an ended operation's result for its time, and let older ones go."""

@@ -1,4 +1,4 @@
-"""What is kept of operations that have ended: up to so many and so many bytes, fairly by owner."""
+"""What is kept of what has ended: up to so many and so many bytes, fairly by owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Owned(Protocol):
-    """An operation."""
+    """An operation, or a sandbox."""
 
     id: str
 
@@ -29,7 +29,7 @@ class _Share:
 
 
 class Pool(Generic[T]):
-    """Operations by id. Where there is too much, who has the most of it gives its oldest.
+    """Things by id. Where there is too much, who has the most of it gives its oldest.
 
     So nobody loses what fits into an equal share of the whole, whatever others do.
     """
@@ -40,6 +40,10 @@ class Pool(Generic[T]):
         self._shares: dict[str | None, _Share] = {}
         self.held = 0
         """Bytes in all."""
+
+    def get(self, id: str) -> T | None:
+        """Return one that is kept."""
+        return self._kept.get(id)
 
     def add(self, operation: T, size: int) -> None:
         """Keep one that has ended, as so many bytes."""

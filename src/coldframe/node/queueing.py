@@ -10,16 +10,19 @@ from coldframe.protocol.errors import CapacityError
 
 
 class FairQueue:
-    """`slots` at once; those that wait are served owner by owner, each in order of arrival.
+    """`slots` at once; those that wait are served owner by owner, of each part by part.
 
-    Taking a free slot suspends nothing.
+    What waits for the same part of an owner's is served in order of arrival. Taking a free slot
+    suspends nothing.
     """
 
     def __init__(self, what: str, slots: int, limit: int) -> None:
         self._what = what
         self._free = slots
         self._limit = limit
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[str, deque[asyncio.Future[None]]]]
+        self._waiting = OrderedDict()
+        """By owner and part."""
         self._depth = 0
 
     @property
@@ -39,7 +42,7 @@ class FairQueue:
             return True
         return False
 
-    async def acquire(self, owner: str) -> float:
+    async def acquire(self, owner: str, part: str = "") -> float:
         """Take a slot; return how long it took in seconds.
 
         Raises:
@@ -54,7 +57,7 @@ class FairQueue:
             )
         began = time.monotonic()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
+        self._waiting.setdefault(owner, OrderedDict()).setdefault(part, deque()).append(turn)
         self._depth += 1
         try:
             await turn
@@ -62,27 +65,33 @@ class FairQueue:
             if turn.done() and not turn.cancelled():
                 self.release()  # the slot had been given to us in the same moment
             else:
-                self._withdraw(owner, turn)
+                self._withdraw(owner, part, turn)
             raise
         return time.monotonic() - began
 
     def release(self) -> None:
         """Give a slot back; it goes to the next owner in turn."""
         while self._waiting:
-            owner, line = self._waiting.popitem(last=False)
+            owner, parts = self._waiting.popitem(last=False)
+            part, line = parts.popitem(last=False)
             turn = line.popleft()
             self._depth -= 1
             if line:
-                self._waiting[owner] = line
+                parts[part] = line
+            if parts:
+                self._waiting[owner] = parts
             if not turn.done():
                 turn.set_result(None)
                 return
         self._free += 1
 
-    def _withdraw(self, owner: str, turn: asyncio.Future[None]) -> None:
-        line = self._waiting.get(owner)
-        if line is not None and turn in line:
+    def _withdraw(self, owner: str, part: str, turn: asyncio.Future[None]) -> None:
+        parts = self._waiting.get(owner, OrderedDict())
+        line = parts.get(part, deque())
+        if turn in line:
             line.remove(turn)
             self._depth -= 1
             if not line:
+                del parts[part]
+            if not parts:
                 del self._waiting[owner]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import overload
 
@@ -15,7 +15,9 @@ from coldframe.images.base import Image, ImageConfig
 from coldframe.node.events import Events
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
+from coldframe.node.pool import Pool
 from coldframe.node.settings import NodeSettings
+from coldframe.protocol import wire
 from coldframe.protocol.errors import NameInUseError, SandboxNotFoundError
 from coldframe.protocol.models import (
     EventKind,
@@ -45,13 +47,12 @@ class Register:
         legacy: Legacy,
     ) -> None:
         """Count in `counts`: created, deleted, expired, failed, lost. `runtime` is a name."""
-        self._most_ended = settings.ended_count
         self._node_id, self._runtime = node_id, runtime
         self._counts, self._legacy = counts, legacy
         legacy.find = self.find
         self._live: dict[str, Sandbox] = {}
         self._names: dict[str, Sandbox] = {}
-        self._ended: OrderedDict[str, Sandbox] = OrderedDict()
+        self._ended: Pool[Sandbox] = Pool(settings.ended_count, settings.ended_bytes)
         self._cleaning: dict[str, Sandbox] = {}
         """Lost or failed sandboxes that the runtime is still giving back."""
         self.in_kernel: Sequence[str] = _Ids(self._live, self._cleaning)
@@ -89,7 +90,7 @@ class Register:
 
     def known(self) -> Iterator[Sandbox]:
         """All of which there is a record, those that have ended last."""
-        return itertools.chain(self._live.values(), self._ended.values())
+        return itertools.chain(self._live.values(), self._ended)
 
     def require_free(self, name: str | None) -> None:
         """Refuse a name that belongs to a live sandbox.
@@ -170,9 +171,10 @@ class Register:
         self._tell(sandbox)
 
     def _remember(self, sandbox: Sandbox) -> None:
-        self._ended[sandbox.id] = sandbox
-        if len(self._ended) > self._most_ended:
-            self._legacy.drop_sandbox(self._ended.popitem(last=False)[1])
+        self._ended.add(sandbox, len(wire.dump(sandbox.spec)))
+        while surplus := self._ended.surplus():
+            self._ended.remove(surplus)
+            self._legacy.drop_sandbox(surplus)
 
     def _tell(self, sandbox: Sandbox) -> None:
         self.events[EventKind.STATE].add(sandbox)

@@ -41,7 +41,10 @@ class NodeSettings:
     commands never pile up, and long ones never keep others from starting.
     """
     max_running_execs: int = 8192
-    """COLDFRAME_MAX_RUNNING_EXECS: running at once; more is refused."""
+    """COLDFRAME_MAX_RUNNING_EXECS: running at once; more is refused.
+
+    An owner may run three times as many as may be begun beside, of 8,192 at most 6,144.
+    """
     queue_limit: int = 16384
     """COLDFRAME_QUEUE_LIMIT: waiting per queue (creates, execs); more is refused."""
     result_ttl_s: float = 3600.0
@@ -70,12 +73,14 @@ class NodeSettings:
     Its commands are killed when the lease ends, and no more are taken.
     """
     ended_count: int = 20_000
-    """COLDFRAME_ENDED_COUNT: sandboxes that ended whose record can still be had."""
+    """COLDFRAME_ENDED_COUNT: sandboxes that ended whose record can still be had; likewise."""
+    ended_bytes: int = 256 << 20
+    """COLDFRAME_ENDED_BYTES: what was asked for in these; likewise."""
 
     event_count: int = 16_384
     """COLDFRAME_EVENT_COUNT: transitions of sandboxes that can still be read, the newest."""
     owner_window_bytes: int = 1 << 30
-    """COLDFRAME_OWNER_WINDOW_BYTES: windows and requests above 1 MiB of one
+    """COLDFRAME_OWNER_WINDOW_BYTES: windows above 1 MiB and requests above 64 KiB of one
     owner's running commands.
 
     Both streams of each count; more is refused.
@@ -126,6 +131,7 @@ class NodeSettings:
             return_s=_seconds(source, "RETURN_S", default.return_s),
             grace_s=_seconds(source, "GRACE_S", default.grace_s),
             ended_count=_integer(source, "ENDED_COUNT", default.ended_count),
+            ended_bytes=_integer(source, "ENDED_BYTES", default.ended_bytes),
             event_count=_integer(source, "EVENT_COUNT", default.event_count),
         )
 

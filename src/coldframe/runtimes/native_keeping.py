@@ -207,9 +207,7 @@ class Keeping:
         if ended.result().spooled:
             self._spooled[operation_id] = None
             if len(self._spooled) > _MOST_SPOOLED:
-                oldest = next(iter(self._spooled))
-                self.drop_exec(oldest)
-                self._notes.dropped_exec(oldest)
+                self.drop_exec(self._notes.give_up_exec(self._spooled))
 
     def note_exec(self, operation_id: str, more: bytes, due_at: float | None = None) -> None:
         """See `Keeps.note_exec`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -19,8 +20,11 @@ class Notes(Protocol):
     def of_exec(self, sandbox_id: str, operation_id: str) -> bytes:
         """Return a note without line ends."""
 
-    def dropped_exec(self, operation_id: str) -> None:
-        """Nothing is kept of an ended command any more: there was no room."""
+    def give_up_exec(self, operation_ids: Collection[str]) -> str:
+        """Return of which of these ended commands, oldest first, nothing is kept any more.
+
+        There is no room for all of them.
+        """
 
 
 @dataclass(frozen=True)

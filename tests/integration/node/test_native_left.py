@@ -101,3 +101,38 @@ async def test_spool_that_no_longer_fits_is_refused_and_not_run_again(
         assert (await second.close()).failures == ()
     finally:
         orphans.end_left(tmp_path)
+
+
+async def test_spools_of_one_owner_push_out_nobody_elses_result(
+    tmp_path: Path, image_store: ImageStore, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks again after a restart must get the answer, whatever others had printed."""
+    monkeypatch.setattr("coldframe.runtimes.native_keeping._MOST_SPOOLED", 3)
+    settings = NodeSettings(home=tmp_path)
+    first = Node(settings, images=image_store, outlive=True)
+    await first.start()
+    try:
+        ada, bob = [
+            await first.create_sandbox(
+                spec.model_copy(update={"labels": {"owner": owner}}), operation_id=owner
+            )
+            for owner in ("ada", "bob")
+        ]
+
+        def large(name: str) -> ExecRequest:
+            return ExecRequest(command="yes | head -c 200000", operation_id=name)
+
+        result = await first.exec(ada.id, large("hers"))
+        for number in range(6):
+            await first.exec(bob.id, large(f"his{number}"))
+        daemon = await first.leave()
+
+        second = Node(settings, images=image_store, outlive=True, daemon=daemon)
+        await second.start()
+        assert await second.exec(ada.id, large("hers")) == result
+        assert (await second.exec(bob.id, large("his5"))).out.total_bytes == 200_000
+        with pytest.raises(ColdframeError, match="not run again"):
+            await second.exec(bob.id, large("his3"))
+        assert (await second.close()).failures == ()
+    finally:
+        orphans.end_left(tmp_path)

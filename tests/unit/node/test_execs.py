@@ -365,3 +365,46 @@ async def test_windows_of_one_owner_are_bounded_while_they_may_fill(make_node: N
     await node.wait_exec(operation)
     assert (await node.exec(ada, ExecRequest(command="cat", stdin=bytes(2 << 20)))).ok
     assert (await node.exec(ada, ExecRequest(command="echo a", window_bytes=4 << 20))).ok
+
+
+async def test_commands_of_one_owner_leave_room_for_others(make_node: NodeMaker) -> None:
+    """Else one key that starts commands which never end shuts out every other."""
+    node = await make_node(max_running_execs=8)
+    ada, bob = [
+        (await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))).id
+        for owner in ("ada", "bob")
+    ]
+    await node.exec(ada, ExecRequest(command="mkfifo gate"))
+    waiting = ExecRequest(command="cat gate")
+    started = [await node.start_exec(ada, waiting) for _ in range(4)]
+    session = await node.sessions().create(ada, SessionRequest())
+    asked = SessionExecRequest(command="cat gate")
+    asking = asyncio.ensure_future(node.sessions().exec(session.id, asked))
+    await asyncio.sleep(0)  # it has asked
+
+    assert node.load().running == 6
+    with pytest.raises(CapacityError, match="'ada' runs 6 commands"):
+        await node.exec(ada, waiting)
+    with pytest.raises(CapacityError, match="'ada' runs 6 commands"):
+        await node.sessions().exec(session.id, asked)
+    assert (await node.exec(bob, ExecRequest(command="echo b"))).text == "b\n"
+
+    await node.cancel_exec(started[0])
+    await node.wait_exec(started[0])
+    assert (await node.exec(ada, ExecRequest(command="echo a"))).text == "a\n"
+    await node.delete(ada)
+    await asyncio.wait([asking])
+    assert node.load().running == 0
+
+
+async def test_requests_of_one_owner_are_bounded_while_they_run(make_node: NodeMaker) -> None:
+    """Thousands of waiting commands of just under a MiB each would be the node's memory."""
+    node = await make_node(owner_window_bytes=4 << 20)
+    labels = {"labels": {"owner": "ada"}}
+    ada = (await node.create_sandbox(SPEC.model_copy(update=labels))).id
+    await node.exec(ada, ExecRequest(command="mkfifo gate"))
+    large = ExecRequest(command="cat gate", stdin=bytes(900 << 10))
+    for _ in range(4):
+        await node.start_exec(ada, large)
+    with pytest.raises(CapacityError, match="'ada' hold"):
+        await node.start_exec(ada, large)

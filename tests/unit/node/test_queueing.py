@@ -47,6 +47,26 @@ async def test_queue_serves_owners_in_turn() -> None:
     assert (queue.free, queue.depth) == (1, 0)
 
 
+async def test_queue_serves_an_owner_of_many_parts_as_one_of_few() -> None:
+    """Who has a thousand sandboxes must not have a thousand times the turns."""
+    queue = FairQueue("things", 1, 100)
+    await queue.acquire("holder")
+    order: list[str] = []
+
+    async def work(owner: str, part: str) -> None:
+        await queue.acquire(owner, part)
+        order.append(owner + part)
+        queue.release()
+
+    asked = ("a1", "a1", "a2", "a3", "b1", "b1")
+    tasks = [asyncio.ensure_future(work(*one)) for one in asked]
+    await _settle()
+    queue.release()
+    await asyncio.gather(*tasks)
+
+    assert order == ["a1", "b1", "a2", "b1", "a3", "a1"]
+
+
 async def test_queue_that_is_full_refuses() -> None:
     """Never a pile-up: the caller is told to come again."""
     queue = FairQueue("things", 1, 1)

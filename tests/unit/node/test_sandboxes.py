@@ -440,3 +440,23 @@ async def test_ended_records_are_bounded(make_node: NodeMaker) -> None:
         await node.get(ids[0])
     assert (await node.get(ids[2])).state is SandboxState.DELETED
     assert (await node.ledger()).deleted == 3
+
+
+async def test_records_of_one_owner_push_out_nobody_elses(make_node: NodeMaker) -> None:
+    """What became of a sandbox must be known however many others make and delete."""
+    for bound in ({"ended_count": 4}, {"ended_bytes": 1 << 20}):
+        node = await make_node(**bound)
+        large = {"X": "x" * 200_000} if "ended_bytes" in bound else {}
+
+        async def ended(node: Node, owner: str, env: dict[str, str]) -> str:
+            labels = {"labels": {"owner": owner}, "env": env}
+            info = await node.create_sandbox(SPEC.model_copy(update=labels))
+            return (await node.delete(info.id)).id
+
+        ada = await ended(node, "ada", {})
+        bob = [await ended(node, "bob", large) for _ in range(8)]
+
+        assert (await node.get(ada)).state is SandboxState.DELETED
+        assert (await node.get(bob[-1])).state is SandboxState.DELETED
+        with pytest.raises(SandboxNotFoundError):
+            await node.get(bob[2])
