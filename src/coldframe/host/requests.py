@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from coldframe.host import wire
 from coldframe.host.spawner_types import Argument, CreateSpec, ExecSpec, Keep
 from coldframe.host.wire import Field, Tag
@@ -74,8 +72,7 @@ def exec_fields(spec: ExecSpec, exec_id: int, descriptors: list[int]) -> list[Fi
         (Tag.CWD, to_bytes(spec.cwd)),
     ]
     fields += [(Tag.ARG, to_bytes(value)) for value in spec.argv]
-    env = spec.env.items() if isinstance(spec.env, Mapping) else spec.env
-    fields += [(Tag.ENV, to_bytes(name) + b"=" + to_bytes(value)) for name, value in env]
+    fields += [(Tag.ENV, to_bytes(entry)) for entry in spec.env]
     fields += [(Tag.GROUP, wire.U64.pack(group)) for group in spec.groups]
     if spec.stdin is not None:
         fields.append((Tag.STDIN_FD, wire.U32.pack(len(descriptors))))

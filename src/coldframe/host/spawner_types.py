@@ -97,7 +97,8 @@ class ExecSpec:
 
     sandbox_id: str
     argv: Sequence[Argument]
-    env: Sequence[tuple[Argument, Argument]] | Mapping[Argument, Argument] = ()
+    env: Sequence[Argument] = ()
+    """`NAME=value` each."""
     cwd: Argument = "/"
     uid: int = 0
     gid: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Final
 
 VERSION: Final = 3
@@ -119,13 +119,13 @@ class Tag(IntEnum):
     GONE_NUMBERS = 70
 
 
-class CreateFlag(IntFlag):
+class CreateFlag(IntEnum):
     """Flags of CREATE."""
 
     NO_NEW_PRIVS = 1
 
 
-class ExecFlag(IntFlag):
+class ExecFlag(IntEnum):
     """Flags of EXEC."""
 
     NO_NEW_PRIVS = 1
@@ -135,7 +135,7 @@ class ExecFlag(IntFlag):
     OUT_OF_REACH = 16
 
 
-class ProgressFlag(IntFlag):
+class ProgressFlag(IntEnum):
     """Flags of PROGRESS and OUTPUT."""
 
     STDOUT_EOF = 1

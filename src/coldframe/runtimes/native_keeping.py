@@ -22,7 +22,6 @@ from coldframe.host.execution import EXEC, MORE
 from coldframe.host.idranges import IdRanges
 from coldframe.host.outcome import Outcome
 from coldframe.host.pipes import CommandPipes
-from coldframe.host.roottree import closing
 from coldframe.host.spares import SpareUppers
 from coldframe.host.spawner import ExecEnd, Execution, Keep, Spawner
 from coldframe.host.worker import Worker
@@ -163,8 +162,7 @@ class Keeping:
         if record is not None and record.worker is not None:
             record.worker.drop(sandbox_id)
 
-    @contextlib.contextmanager
-    def _note(self, sandbox_id: str, record: _Record) -> Iterator[Keep]:
+    def _note(self, sandbox_id: str, record: _Record) -> Noted:
         said, expires_at = self._notes.of_sandbox(sandbox_id)
         about = {
             "id_base": record.id_base,
@@ -177,22 +175,18 @@ class Keeping:
             held = self.storage.kept(sandbox_id)
         except KeyError:  # it has ended
             held = ()
-        with packed(lines, held) as (note, descriptors):
-            yield Keep(note, descriptors, expires_at)
+        return Noted(lines, held, expires_at)
 
     # --- commands ---------------------------------------------------------------------
 
-    @contextlib.contextmanager
     def starting(
         self, sandbox_id: str, operation_id: str, request: ExecRequest, pipes: CommandPipes
-    ) -> Iterator[Keep]:
+    ) -> Noted:
         """What goes with the request for a command, for a block in which it is sent."""
         said = self._notes.of_exec(sandbox_id, operation_id)
         names, held = pipes.kept_status
         about = "\t".join((sandbox_id, operation_id, *names)).encode()
-        lines = [about, wire.dump(request), said]
-        with packed(lines, held) as (note, descriptors):
-            yield Keep(note, descriptors or None)
+        return Noted([about, wire.dump(request), said], held or None)
 
     def started(self, operation_id: str, execution: Execution, more: bytes | None = None) -> None:
         """It was asked for, or found, with what was noted `more`."""
@@ -215,8 +209,7 @@ class Keeping:
         if known is not None:
             self._more.add(operation_id)
             worker, exec_id = known
-            with packed((more,), ()) as (note, descriptors):
-                keep = Keep(note, descriptors, due_at)
+            with Noted((more,), (), due_at) as keep:
                 worker.keep_with_exec(f"{MORE}{exec_id}", exec_id, keep)
 
     def drop_exec(self, operation_id: str) -> None:
@@ -234,17 +227,38 @@ class Keeping:
 # --- notes as bytes -------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def packed(lines: Sequence[bytes], held: Sequence[int]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """A note of some lines, and the descriptors that go with it."""
-    note = b"\n".join(lines)
-    if len(note) <= _MOST_BYTES:
-        yield note, tuple(held)
-        return
+class Noted:
+    """Some lines and descriptors to be kept, for a block in which that is asked for.
+
+    Lines that are too long for a frame go as a descriptor of their own, before the others.
+    """
+
+    def __init__(
+        self, lines: Sequence[bytes], held: Sequence[int] | None, expires_at: float | None = None
+    ) -> None:
+        note = b"\n".join(lines)
+        self._fd = -1
+        if len(note) > _MOST_BYTES:
+            self._fd = _in_memory(note)
+            note, held = b"", (self._fd, *(held or ()))
+        self._keep = Keep(note, held, expires_at)
+
+    def __enter__(self) -> Keep:
+        return self._keep
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def _in_memory(note: bytes) -> int:
     fd = os.memfd_create("coldframe-note", os.MFD_CLOEXEC)
-    with closing(fd):
+    try:
         os.pwrite(fd, note, 0)  # to memory, so all of it at once
-        yield b"", (fd, *held)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def unpacked(note: bytes, held: Sequence[int]) -> tuple[list[bytes], list[int]]:

@@ -17,8 +17,8 @@ from coldframe.protocol.text import encoded, excerpt
 
 DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INLINE_BYTES = 64 << 10
-_Environment = tuple[dict[bytes, bytes], dict[Argument, Argument]]
-"""What a command gets, and the same as its request shows it."""
+_Environment = tuple[tuple[bytes, ...], dict[Argument, Argument]]
+"""What a command gets, `NAME=value` each, and the same as its request shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Plan:
 
     request: ExecRequest
     argv: list[bytes]
-    env: dict[bytes, bytes]
+    env: tuple[bytes, ...]
     cwd: bytes
     user: User
 
@@ -38,7 +38,7 @@ class Plan:
             argv = [encode(filled.shell, "shell"), b"-c", encode(filled.command, "the command")]
         else:
             argv = [encode(argument, "an argument") for argument in filled.argv or ()]
-        return cls(filled, argv, {}, encode(filled.cwd or "/", "cwd"), User(0, 0))
+        return cls(filled, argv, (), encode(filled.cwd or "/", "cwd"), User(0, 0))
 
     def spec(
         self,
@@ -58,7 +58,7 @@ class Plan:
         return ExecSpec(
             sandbox_id,
             self.argv,
-            list(self.env.items()),
+            self.env,
             self.cwd,
             user.uid,
             user.gid,
@@ -150,7 +150,8 @@ class Planner:
 
 
 def _with_shown(env: dict[bytes, bytes]) -> _Environment:
-    return env, {_readable(name): _readable(value) for name, value in env.items()}
+    entries = tuple(b"=".join(one) for one in env.items())
+    return entries, {_readable(name): _readable(value) for name, value in env.items()}
 
 
 def encode(argument: Argument, what: str) -> bytes:

@@ -56,7 +56,7 @@ async def test_exec_long_argument_and_many_variables_arrive(native: Native) -> N
     """128 KiB less one is the longest argument that Linux takes; harnesses send patches so."""
     sandbox = await native.create()
     long = b"x" * (128 * 1024 - 1)
-    env = {b"PATH": b"/bin", **{b"V%d" % i: b"w" * 50 for i in range(1000)}}
+    env = [b"PATH=/bin", *(b"V%d=" % i + b"w" * 50 for i in range(1000))]
 
     end = await native.run(
         sandbox, "sh", "-c", "echo ${#1} $(env | grep -c ^V)", "sh", long, env=env
@@ -79,7 +79,7 @@ async def test_exec_long_argument_and_many_variables_arrive(native: Native) -> N
         (["true"], {"uid": 70000}, "user", "EINVAL"),
         (["true"], {"gid": 70000}, "user", "EINVAL"),
         (["true", b"x" * (128 * 1024)], {}, "program", "E2BIG"),
-        (["true"], {"env": {"PATH": "/nowhere:/tmp"}}, "program", "ENOENT"),
+        (["true"], {"env": ["PATH=/nowhere:/tmp"]}, "program", "ENOENT"),
     ],
 )
 async def test_exec_that_cannot_start_names_the_step(
@@ -119,7 +119,7 @@ async def test_exec_searches_the_path_of_its_own_environment(native: Native) -> 
     sandbox = await native.create()
     await native.sh(sandbox, "mkdir /opt; printf '#!/bin/sh\necho mine\n' >/opt/x; chmod +x /opt/x")
 
-    end = await native.run(sandbox, "x", env={"PATH": "/no:/opt:/bin"})
+    end = await native.run(sandbox, "x", env=["PATH=/no:/opt:/bin"])
 
     assert end.stdout.data == b"mine\n"
 

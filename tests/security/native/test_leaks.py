@@ -55,7 +55,7 @@ async def test_exec_environment_is_only_what_was_given(native: Native) -> None:
     os.environ["COLDFRAME_TEST_SECRET"] = "of the node"
     try:
         sandbox = await native.create()
-        end = await native.run(sandbox, "env", env={"ONLY": "this", "PATH": "/bin"})
+        end = await native.run(sandbox, "env", env=["ONLY=this", "PATH=/bin"])
     finally:
         del os.environ["COLDFRAME_TEST_SECRET"]
 

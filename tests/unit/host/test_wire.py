@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coldframe.host import wire
 
 HEADER = Path(__file__).parents[3] / "native/protocol.h"
-PREFIXES: dict[str, tuple[str, type[IntEnum] | type[IntFlag]]] = {
+PREFIXES: dict[str, tuple[str, type[IntEnum]]] = {
     "type": ("TYPE_", wire.Type),
     "tag": ("TAG_", wire.Tag),
     "create_flag": ("CREATE_FLAG_", wire.CreateFlag),
