@@ -155,9 +155,8 @@ class Execs:
         note = read_exec(found)
         operation = ExecOperation(found.operation_id, sandbox, note.request)
         operation.trace_id, operation.queued_s = note.trace_id, note.queued_s
-        operation.dispatched = True
+        operation.began_at = note.began_at
         operation.running, operation.ended_unix = found.running, found.ended_at
-        operation.began_at = time.time()
         operation.started.set_result(None)
         self._count(operation)
         sandbox.execs[operation.id] = operation
@@ -181,11 +180,10 @@ class Execs:
                 operation.queued_s = await queue.acquire(sandbox.owner or "", sandbox.id)
             turn = self._turns.begin()
             handle = sandbox.require_ready(operation.request.expected_version)
-            operation.dispatched = True
+            operation.began_at = time.time()
             request = self._outputs.grant(operation)
             running = await handle.start_exec(request, operation.id)
             operation.running = running
-            operation.began_at = time.time()
             operation.started.set_result(None)
             result = await running.wait()
         except asyncio.CancelledError:

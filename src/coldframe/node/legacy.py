@@ -71,6 +71,7 @@ class Legacy:
         operation = self.find(sandbox_id).execs[operation_id]
         request = operation.request
         told: dict[str, object] = {
+            "began_at": operation.began_at,
             "queued_s": operation.queued_s,
             "trace_id": operation.trace_id,
             "asked": [getattr(request, name) for name in _CHANGED],
@@ -136,6 +137,7 @@ class ExecNote:
     """What was noted with a command."""
 
     request: ExecRequest
+    began_at: float
     queued_s: float
     trace_id: str | None
 
@@ -149,4 +151,4 @@ def read_exec(found: FoundExec) -> ExecNote:
     else:
         asked = dict(zip(_CHANGED, told["asked"], strict=True))
         request = found.request.model_copy(update={**asked, "env": {}})
-    return ExecNote(request, told["queued_s"], told["trace_id"])
+    return ExecNote(request, told["began_at"], told["queued_s"], told["trace_id"])

@@ -97,9 +97,7 @@ class ExecOperation:
     queued_s: float = 0.0
     """How long it waited for its turn."""
     began_at: float = 0.0
-    """Unix seconds at which the runtime had started it."""
-    dispatched: bool = False
-    """Whether the runtime was asked to start it."""
+    """Unix seconds at which the runtime, or its shell, was asked to start it; 0: not yet."""
     abandoned: bool = False
     """Whether its sandbox ended and nothing was heard of the command since."""
     ended_unix: float | None = None
@@ -118,12 +116,17 @@ class ExecOperation:
         """Whose it is."""
         return self.sandbox.owner
 
+    @property
+    def dispatched(self) -> bool:
+        """Whether it was asked to be started: it may have run."""
+        return self.began_at > 0
+
     def info(self) -> ExecInfo:
         """Return how far it has come."""
         info = ExecInfo(
             operation_id=self.id,
             command_line=_command_line(self.request),
-            started_at=self.began_at or None,
+            started_at=None if self.running is None else self.began_at,
         )
         if not self.ended.done():
             return info

@@ -196,7 +196,7 @@ class Session:
 
     async def _carry_out(self, command: SessionCommand) -> ExecResult:
         operation = command.operation
-        adopted, operation.dispatched = operation.dispatched, True
+        adopted = operation.dispatched
         if not adopted:
             command.begin(self.at)
             self.last = command

@@ -207,7 +207,7 @@ class Sessions:
         )
         assert request.operation_id is not None
         operation = ExecOperation(request.operation_id, session.shell.sandbox, request)
-        operation.dispatched, operation.began_at = True, told["began_at"]
+        operation.began_at = told["began_at"]
         operation.queued_s, operation.trace_id = told["queued_s"], told["trace_id"]
         command = SessionCommand(session, operation, adopted=True)
         command.nonce, command.began = told["nonce"].encode(), tuple(told["began"])

@@ -72,6 +72,35 @@ def test_what_is_not_there_has_one_exit_code(
     assert len(ran.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, ("exec", "box", "--", "true")),
+        (2, ("exec", "--no-such-option", "box", "--", "true")),
+        (2, ("ls", "--label", "no-value")),
+        (7, ("exec", "box", "--", "sh", "-c", "exit 7")),
+        (2, ("exec", "box", "--", "sh", "-c", "exit 2")),
+        (124, ("exec", "--deadline", "0.2", "box", "--", "sleep", "60")),
+        (125, ("exec", "--user", "no-such", "box", "--", "true")),
+        (126, ("exec", "box", "--", "/etc")),
+        (127, ("exec", "box", "--", "no-such-program")),
+        (128 + 15, ("exec", "box", "--", "sh", "-c", "kill -15 $$")),
+    ],
+)
+def test_exit_codes_are_those_of_the_table(box: Sandbox, code: int, words: tuple[str, ...]) -> None:
+    """Scripts branch on them: docs/service.md says which there are."""
+    assert run(*words).returncode == code
+
+
+def test_exit_code_is_1_where_no_command_has_one_and_125_where_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that is gone is no mistake of whoever typed."""
+    monkeypatch.setenv("COLDFRAME_URL", f"unix:{tmp_path}/nobody.sock")
+    assert run("ls").returncode == 1
+    assert run("exec", "box", "--", "true").returncode == 125
+
+
 def test_logs_follow_a_command_that_runs_by_its_id(box: Sandbox) -> None:
     """What was started and left must be found again, from its first byte on."""
     script = "echo first; until [ -e go ]; do sleep 0.02; done; echo last; echo err >&2; exit 5"

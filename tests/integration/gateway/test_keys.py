@@ -316,6 +316,32 @@ def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
         tim.create_sandbox("any", cpu=64.0)
 
 
+def test_owner_lists_the_commands_of_own_sandboxes_alone_by_own_ids(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """A command line may hold a secret, and an id of another's is half a way to its output."""
+    with (
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("ada")) as ada,
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("bob")) as bob,
+        http(keyed_service.tcp, make_key("bob")) as caller,
+    ):
+        hers = ada.create_sandbox("any", name="listed")
+        his = bob.create_sandbox("any", name="listed")
+        for sandbox, said in ((hers, "echo hers"), (his, "echo his")):
+            sandbox.exec(said, operation_id="one")
+            (listed,) = sandbox.commands()
+            assert (listed.operation_id, listed.command_line) == ("one", said)
+        named = caller.get("/v1/sandboxes/listed/execs").json()
+        assert [one["command_line"] for one in named] == ["echo his"]
+        unknown = caller.get("/v1/sandboxes/sb-000000-0000000000/execs")
+        refused = caller.get(f"/v1/sandboxes/{hers.id}/execs")
+        assert (refused.status_code, unknown.status_code) == (404, 404)
+        assert refused.text.replace(hers.id, "sb-000000-0000000000") == unknown.text
+        hers.delete()
+        assert caller.get(f"/v1/sandboxes/{hers.id}/execs").status_code == 404
+        his.delete()
+
+
 def test_texts_of_a_sandbox_have_an_end(keyed_service: Service, make_key: MakeKey) -> None:
     """A node holds them as long as it knows a sandbox, also after its end."""
     with http(keyed_service.tcp, make_key("lea")) as caller:

@@ -255,6 +255,22 @@ def test_input_terminals_and_shells_go_on(services: Services) -> None:
         )
 
 
+def test_commands_that_run_are_listed_with_their_true_start(services: Services) -> None:
+    """Who looks for what hangs since yesterday must not read that it began with the service."""
+    services.start()
+    with services.client() as client:
+        sandbox = client.create_sandbox(IMAGE)
+        for odd in ({}, {"env": {"A": "b"}}):  # noted in another form
+            sandbox.start("sleep 100", **odd)
+        sandbox.session().exec("true")
+        wait_until(lambda: all(one.started_at for one in sandbox.commands()))
+        before = sandbox.commands(), sandbox.sessions()
+        services.kill()
+        services.start()
+
+        assert (sandbox.commands(), sandbox.sessions()) == before
+
+
 @pytest.mark.parametrize("storage", ["btrfs", "directory", "tmpfs"])
 def test_what_was_written_is_there_and_new_ones_are_made(
     make_services: Callable[..., Services], storage: str
