@@ -121,6 +121,13 @@ def strain(bases: Mapping[str, Path], sandbox_id: str) -> Strain:
     return Strain(usage / 1e6, _counter(pids, "max"))
 
 
+def oom_kills(bases: Mapping[str, Path], sandbox_id: str) -> int:
+    """Return how many processes of a sandbox the OOM killer has ended. Given as for `strain`."""
+    v1 = bases.get("memory")
+    file = bases[UNIFIED] / sandbox_id / "memory.events"
+    return _counter(file if v1 is None else v1 / sandbox_id / "memory.oom_control", "oom_kill")
+
+
 def _counter(path: Path, name: str) -> int:
     try:
         lines = path.read_text().splitlines()

@@ -344,6 +344,7 @@ class Session:
         reason = Reason.EXIT
         if answer is not None:
             self.code = code = shellscript.code_of(answer)
+            reason = command.reason(code)
         elif (ended := self.ended) is not None:
             code, signal, reason = ended.exit_code, ended.signal, ended.reason
         if killed is not None:

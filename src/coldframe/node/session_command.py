@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal as signals
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from coldframe.node.operations import ExecOperation
 from coldframe.protocol import wire
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import ExecResult, Output, OutputChunk, Reason, SignalScope, Stream
+from coldframe.runtimes.base import CountsOoms
 
 if TYPE_CHECKING:
     from coldframe.node.session import Session
@@ -54,6 +56,7 @@ class SessionCommand:
         """Where its pieces of stdout and stderr begin."""
         self.ended = (0, 0)
         """Where they end, once it is over."""
+        self._ooms_before = 0
         loop = asyncio.get_running_loop()
         self.stop: asyncio.Future[None] = loop.create_future()
         """Done when it is to be given up."""
@@ -74,7 +77,22 @@ class SessionCommand:
     def begin(self, at: tuple[int, int]) -> None:
         """It is about to be written to the shell, whose output has come so far."""
         self.began = at
+        self._ooms_before = self._ooms()
         self.operation.began_at = time.time()
+
+    def go_on(self, told: dict[str, Any]) -> None:
+        """Another process had begun it, and `noted` this."""
+        self.nonce, self.began = told["nonce"].encode(), tuple(told["began"])
+        self._ooms_before = told["ooms_before"]
+
+    def reason(self, code: int) -> Reason:
+        """Say why it ended with a code of its own, as of a command that is no session's."""
+        killed = code == 128 + signals.SIGKILL  # it, or what it waited for
+        return Reason.OOM if killed and self._ooms() > self._ooms_before else Reason.EXIT
+
+    def _ooms(self) -> int:
+        handle = self.operation.sandbox.handle
+        return handle.oom_kills() if isinstance(handle, CountsOoms) else 0
 
     async def waits_for(self, status: asyncio.Task[Any], at_most_s: float | None = None) -> bool:
         """Wait for its status until its deadline, or until it is to be given up."""
@@ -130,6 +148,7 @@ class SessionCommand:
             "result": None if result is None else wire.dump(result).decode(),
             "nonce": self.nonce.decode(),
             "began": self.began,
+            "ooms_before": self._ooms_before,
             "ended": self.ended,
             "began_at": operation.began_at,
             "queued_s": operation.queued_s,

@@ -210,7 +210,7 @@ class Sessions:
         operation.began_at = told["began_at"]
         operation.queued_s, operation.trace_id = told["queued_s"], told["trace_id"]
         command = SessionCommand(session, operation, adopted=True)
-        command.nonce, command.began = told["nonce"].encode(), tuple(told["began"])
+        command.go_on(told)
         session.last = command
         if result is None:
             self._undertake(session, operation, command)

@@ -256,6 +256,14 @@ class KnowsChanges(Protocol):
 
 
 @runtime_checkable
+class CountsOoms(Protocol):
+    """What a `SandboxHandle` may offer besides: what the OOM killer did in it."""
+
+    def oom_kills(self) -> int:
+        """Return how many of its processes it has ended so far; 0 once the sandbox has ended."""
+
+
+@runtime_checkable
 class TellsEgress(Protocol):
     """What a `SandboxHandle` may offer besides: decisions about the network as they are made."""
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from coldframe.host import forks, processes
+from coldframe.host import cgroups, forks, processes
 from coldframe.host.egress.listeners import LISTENERS
 from coldframe.protocol.errors import (
     InvalidRequestError,
@@ -93,6 +93,10 @@ class NativeSandbox:
         if operation_id is None:
             return await self.commands.kill_all()
         return await self.commands.kill(operation_id)
+
+    def oom_kills(self) -> int:
+        """See `CountsOoms`."""
+        return cgroups.oom_kills(self.parts.cgroups, self._id)
 
     async def listening_ports(self) -> tuple[int, ...]:
         """See `SandboxHandle.listening_ports`."""

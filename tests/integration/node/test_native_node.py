@@ -27,6 +27,8 @@ from coldframe.protocol.models import (
     SandboxInfo,
     SandboxSpec,
     SandboxState,
+    SessionExecRequest,
+    SessionRequest,
 )
 from coldframe.runtimes.image_changes import State
 from coldframe.runtimes.native import NativeRuntime
@@ -400,3 +402,23 @@ async def test_spools_of_a_sandbox_stay_within_its_share_of_the_disk(
         await asyncio.gather(*(node.wait_exec(f"op-{n}") for n in range(12)))
         await node.exec(sandbox.id, ExecRequest(command="true"))
         assert spools_on_disk(node) <= settings.spool_bytes
+
+
+async def test_session_command_that_ran_out_of_memory_says_so(
+    native_node: Node, spec: SandboxSpec
+) -> None:
+    """An agent that reads `exit 137` looks for who killed it; the next command is no victim."""
+    info = await native_node.create_sandbox(spec.model_copy(update={"memory_bytes": 64 << 20}))
+    sessions = native_node.sessions()
+    session = await sessions.create(info.id, SessionRequest())
+
+    async def run(command: str) -> tuple[Reason, int | None]:
+        told = await sessions.exec(session.id, SessionExecRequest(command=command, deadline_s=60))
+        return told.result.reason, told.result.exit_code
+
+    hog = "head -c 400000000 /dev/zero | tail -c 390000000 > /dev/null"
+    assert await run(f"({hog}; exit $?)") == (Reason.OOM, 137)
+    assert await run("(exit 137)") == (Reason.EXIT, 137)
+    assert await run(f"{hog}; true") == (Reason.EXIT, 0)  # as of a command that is no session's
+    assert await run("sh -c 'kill -9 $$'") == (Reason.EXIT, 137)
+    await native_node.delete(info.id)
