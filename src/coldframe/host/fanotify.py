@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coldframe.host.syscalls import AT_EMPTY_PATH, ioctl
@@ -31,10 +31,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a process did to a regular file. `fd` is closed when the next is taken."""
+    """Something that a process did to a regular file."""
 
     mask: int
     fd: int
+    """Of the file, the receiver's to close; negative: none."""
     pid: int
     """On the host; it may have ended."""
 
@@ -104,28 +105,20 @@ class Listener:
         ioctl(self.fd, _FIONREAD, waiting)
         return int.from_bytes(waiting, "little") // _EVENT.size
 
-    def events(self) -> Iterator[Event]:
-        """Yield what has come so far, in the kernel's order; what is held back must be answered."""
-        for event, _ in self._records():
-            yield event
+    def take(self) -> Event | None:
+        """Take the next event; None: none waits. What is held back must be answered.
 
-    def _records(self) -> Iterator[tuple[Event, bytes]]:
-        """Yield events, and what the kernel tells of each beside."""
-        while True:
-            try:
-                data = os.read(self.fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            at = 0
-            while at < len(data):
-                length, _, _, head, mask, fd, pid = _EVENT.unpack_from(data, at)
-                beside = data[at + head : at + length]
-                at += length
-                try:
-                    yield Event(mask, fd, pid), beside
-                finally:
-                    if fd >= 0:
-                        os.close(fd)
+        One at a time: of several the kernel drops in silence those that it has no descriptor for.
+
+        Raises:
+            OSError: it had none for this one, which is gone; what was held back was refused.
+        """
+        try:
+            data = os.read(self.fd, _EVENT.size)
+        except BlockingIOError:
+            return None
+        _, _, _, _, mask, fd, pid = _EVENT.unpack(data)
+        return Event(mask, fd, pid)
 
     def answer(self, event: Event, *, allow: bool) -> None:
         """Let an open that was held back go on or fail with EPERM."""
@@ -163,23 +156,42 @@ class ChangeListener(Listener):
             os.close(self._directory)
         super().close()
 
-    def changes(self) -> Iterator[Change]:
-        """Yield what has come so far, in the kernel's order, of files that are still there."""
-        for event, beside in self._records():
-            if event.mask & OVERFLOW:
-                yield Change(event.mask, 0, event.pid)
-                continue
-            handle = ctypes.create_string_buffer(beside[_INFO.size :])
-            fd = _libc.open_by_handle_at(
-                ctypes.c_int(self._directory), handle, ctypes.c_int(os.O_PATH | os.O_CLOEXEC)
-            )
-            if fd < 0:
-                continue
+    def changes(self, most: int) -> list[Change]:
+        """Take so many, or a few more, in the kernel's order, of files that are still there.
+
+        Raises:
+            OSError: it cannot be told what one of them was made to.
+        """
+        found: list[Change] = []
+        while most > 0:
             try:
-                inode = os.fstat(fd).st_ino
-            finally:
-                os.close(fd)
-            yield Change(event.mask, inode, event.pid)
+                data = os.read(self.fd, _READ_BYTES)
+            except BlockingIOError:
+                break
+            at = 0
+            while at < len(data):
+                length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
+                inode = 0 if mask & OVERFLOW else self._inode(data[at + head : at + length])
+                if inode is not None:
+                    found.append(Change(mask, inode, pid))
+                at += length
+                most -= 1
+        return found
+
+    def _inode(self, beside: bytes) -> int | None:
+        """Return the inode that a record is about; None: it is gone."""
+        handle = ctypes.create_string_buffer(beside[_INFO.size :])
+        fd = _libc.open_by_handle_at(
+            ctypes.c_int(self._directory), handle, ctypes.c_int(os.O_PATH | os.O_CLOEXEC)
+        )
+        if fd < 0:
+            if ctypes.get_errno() == errno.ESTALE:
+                return None
+            raise _fail()
+        try:
+            return os.fstat(fd).st_ino
+        finally:
+            os.close(fd)
 
 
 def birth(fd: int) -> Birth:

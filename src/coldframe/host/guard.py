@@ -1,58 +1,43 @@
 """A directory of a sandbox that one command alone may write, and only by what nobody planted.
 
 A small file system of its own is mounted there (`guard_mount`), and every open of a file in it is
-held back until it is judged: whoever is not of that command (`guard_command`) is refused; whoever
-of it has run foreign code (`provenance`) may write its own logs there, but no file that is vouched
-for (`guard_writes`). What a file holds is read through the mount itself, by no path. A thread
-judges; it lives as long as the guard.
+held back until it is judged (`guard_judge`): whoever is not of that command (`guard_command`) is
+refused; whoever of it has run foreign code (`provenance`) may write its own logs there, but no
+file that is vouched for (`guard_writes`). What a file holds is read through the mount itself, by no
+path.
+
+A thread judges, in rounds, and waits for nobody; it lives as long as the guard. When it cannot go
+on, nothing is held back any more, and nothing is vouched for. Why no open waits for ever: adr/0045.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
 import select
 import stat
 import threading
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from coldframe.host import fanotify, forks, syscalls
-from coldframe.host.fanotify import MODIFY, OPEN_EXEC_PERM, OPEN_PERM, Change, Event
-from coldframe.host.guard_command import GuardedCommand
+from coldframe.host.fanotify import OPEN_EXEC_PERM, OPEN_PERM, Change, Event
 from coldframe.host.guard_holds import Holds
-from coldframe.host.guard_writes import Writes
-from coldframe.host.process_facts import Facts, facts_of, parent_of, started_of
-from coldframe.host.provenance import Ledger, may_have_imported, path_of
+from coldframe.host.guard_judge import Judge, name_of
 from coldframe.host.roottree import closing
 
 MOST_CONTENT = (64 << 10) + 1
-MOST_REFUSALS = 100
-"""That are told of outsiders, and as many of the command's own processes: whoever knocks without
-end must not hide what else was refused."""
-_ENDED = b"something that has ended"
+MOST_AHEAD = 10_000
+"""Events; where more wait every open is held back, so that no more come than are judged."""
 MOST_WAITING = 500_000
 """Events; the kernel holds about 200 bytes of each."""
+MOST_POSTPONED = 256
+"""Opens, of which each holds a descriptor of ours."""
+_PATIENCE_S = 60.0
+"""For the thread to do what it was asked; a round takes a second at most."""
 Watched = tuple[int, fanotify.Listener, fanotify.ChangeListener, Holds]
 """A mount's descriptor, who holds back opens in it and tells of those in the rest of the sandbox,
 who tells of changes in it, and what is held back in the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An open that was refused."""
-
-    at: float
-    program: str
-    name: bytes
-    outsider: bool
-    """It was no process of the command; else one that had run foreign code."""
-    cause: bytes
-    """The foreign file; empty for an outsider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,65 +58,49 @@ class Kept:
 class Guard:
     """One guarded directory, once it is mounted. Blocks."""
 
-    def __init__(
-        self,
-        watched: Watched,
-        command: GuardedCommand,
-        ledger: Ledger,
-        names: frozenset[bytes],
-        *,
-        root: int,
-        id_base: int,
-        init_pid: int,
-    ) -> None:
-        """Judge who may write in what is `watched`, for the `command`.
-
-        Args:
-            ledger: what is known of the rest of the sandbox.
-            names: files that are vouched for.
-            root: O_PATH descriptor of the sandbox's root; like what is watched, taken over.
-            id_base, init_pid: first host id of the sandbox, and its pid 1 on the host.
-        """
+    def __init__(self, watched: Watched, judge: Judge) -> None:
+        """Tell `judge` of what is `watched`; both are taken over."""
         self.mount, self._listener, self._changes, self._holds = watched
-        self.command, self._ledger, self._names = command, ledger, names
-        self._root, self._id_base, self._init_pid = root, id_base, init_pid
-        self.refused: list[Refused] = []
-        """Once for each process and name."""
-        self._knocked: set[tuple[int, bytes]] = set()
-        self._refusals: Counter[bool] = Counter()
-        """How many are told: of outsiders, and of others."""
+        self.judge = judge
+        self._device = os.fstat(self.mount).st_dev
         self.lost = False
         """More was opened than could be judged."""
-        self._writes = Writes()
-        self._judged: dict[int, str] = {}
-        """Process that was found good when it opened a file here → when it started."""
-        self._sealed = self._closed = False
-        self._lock = threading.Lock()
+        self._postponed: list[Event] = []
+        """Opens in the directory from before it was known which process is the command."""
+        self._crowded = self._sealed = self._closed = False
+        self._news = threading.Condition()
+        self._asked = self._noted = 0
+        """Reports that were asked for, and how many of them may be given."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="coldframe-guard", daemon=True)
 
     def start(self) -> None:
-        """Begin to judge."""
+        """Begin to judge. Raises OSError: nothing can be held back."""
         forks.own(self)
-        self._thread = threading.Thread(target=self._judge, name="coldframe-guard", daemon=True)
+        self._hold_opens()
         self._thread.start()
 
-    @property
-    def touched(self) -> bytes | None:
-        """A foreign file that some process of the command has opened; None: none did."""
-        return next(iter(self._ledger.touched.values()), None)
+    def admit(self, host_pid: int) -> None:
+        """Say which process is the command's first."""
+        self.judge.command.admit(host_pid)
+        os.eventfd_write(self._wake, 1)
 
     def report(self) -> list[Kept]:
-        """Let nobody write any more, and return the named files."""
+        """Let nobody write any more, and return the named files; none, if `lost`."""
         self._sealed = True
-        with self._lock:
-            self._drain()
-        return [kept for name in sorted(self._names) if (kept := self._look(name)) is not None]
+        with self._news:
+            self._asked += 1
+            mine = self._asked
+            os.eventfd_write(self._wake, 1)
+            self.lost |= not self._news.wait_for(lambda: self._noted >= mine, _PATIENCE_S)
+        if self.lost:
+            return []
+        return [kept for name in sorted(self.judge.names) if (kept := self._look(name)) is not None]
 
     def displaced(self, kept: Sequence[Kept]) -> list[bytes]:
         """Return which named files the command wrote and are not there any more, or not so."""
         there = {one.name: one.inode for one in kept}
-        return [name for name in self._writes.displaced(there) if name in self._names]
+        return [name for name in self.judge.writes.displaced(there) if name in self.judge.names]
 
     def close(self) -> None:
         """Stop judging and give everything back, but for the mount inside. Twice is fine."""
@@ -139,8 +108,8 @@ class Guard:
             return
         self._closed = True
         os.eventfd_write(self._wake, 1)
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE_S)
         self._close_descriptors()
         # The kernel takes 20 ms for it, and nobody needs to wait.
         for one in (self._listener, self._changes):
@@ -148,181 +117,162 @@ class Guard:
 
     def abandon(self) -> None:
         """See `forks.Owner`."""
-        self._listener.close()
-        self._changes.close()
+        self._close_listeners()
         self._close_descriptors()
 
+    def _close_listeners(self) -> None:
+        self._listener.close()
+        self._changes.close()
+
     def _close_descriptors(self) -> None:
-        for fd in (self.mount, self._root, self._wake):
+        for fd in (self.mount, self._wake):
             if fd >= 0:
                 os.close(fd)
-        self.mount = self._root = self._wake = -1
+        self.mount = self._wake = -1
+        while self._postponed:
+            os.close(self._postponed.pop().fd)
         self._holds.close()
+        self.judge.close()
 
     # --- judging ----------------------------------------------------------------------
 
-    def _judge(self) -> None:
+    def _run(self) -> None:
         poll = select.poll()
-        poll.register(self._listener.fd, select.POLLIN)
-        poll.register(self._changes.fd, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        while not self._closed:
-            poll.poll()
-            with self._lock:
+        for fd in (self._listener.fd, self._changes.fd, self._wake):
+            poll.register(fd, select.POLLIN)
+        try:
+            while not self._closed:
+                poll.poll()
                 if not self._closed:
-                    self._bound()
-                    self._drain()
+                    self._round()
+        except BaseException:
+            self.lost = True
+            self._close_listeners()  # which lets everything pass that is held back
+            raise
+        finally:
+            with self._news:
+                self._noted = 1 << 62
+                self._news.notify_all()
+
+    def _round(self) -> None:
+        """Judge what waits now and no more, so that what comes without end keeps no report back."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        asked = self._asked
+        self._bound()
+        ended = self.judge.ended()
+        # First, so that all that led a process before it changed something is known then.
+        changes = self._take_changes()
+        for _ in range(self._listener.backlog()):
+            self._take()
+        self._take_up()
+        for change in changes:
+            self.judge.note_change(change)
+        self.judge.forget(ended)
+        self._hold_opens()
+        with self._news:
+            self._noted = asked
+            self._news.notify_all()
 
     def _bound(self) -> None:
-        """Judge no more, and vouch for nothing, once more waits than can be remembered."""
-        both = (self._listener, self._changes)
-        if not self.lost and max(one.backlog() for one in both) > MOST_WAITING:
+        waiting = self._listener.backlog()
+        self._crowded = waiting > MOST_AHEAD
+        if max(waiting, self._changes.backlog(), self.judge.ledger.size()) > MOST_WAITING:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Hold nothing back any more, and vouch for nothing."""
+        if not self.lost:
             self.lost = True
-            for one in both:
-                with contextlib.suppress(OSError):  # it spares the kernel, no more
-                    one.unwatch(self.mount)
+            self._listener.unwatch(self.mount)
+            self._changes.unwatch(self.mount)
+            self._holds.close()
 
-    def _drain(self) -> None:
-        device = os.fstat(self.mount).st_dev
-        ended = {pid: one for pid, one in self._judged.items() if started_of(pid) != one}
-        # First, so that all that led a process before it changed something is known then.
-        changes = list(self._changes.changes())
-        for event in self._listener.events():
-            if event.fd < 0:
-                self.lost |= bool(event.mask & fanotify.OVERFLOW)
-            else:
-                self._note_event(event, device)
-        for change in changes:
-            if change.inode:
-                self._note_change(change)
-            else:
-                self.lost = True
-        for pid, started in ended.items():
-            # All that it did is noted; whatever comes now is of another process with its pid.
-            if self._judged[pid] == started:
-                del self._judged[pid]
-                self._ledger.forget(pid)
-        self._hold_opens()
-
-    def _note_event(self, event: Event, device: int) -> None:
-        """Draw conclusions from what was opened, and answer if it is held back."""
-        inside = os.fstat(event.fd).st_dev == device
-        allow = not inside
+    def _take_changes(self) -> list[Change]:
         try:
-            if inside:
-                allow = self._inside(event)
-            elif event.pid == os.getpid():
-                self._ledger.note_own(event)
-            else:
-                self._follow(event)
-        except OSError:
-            pass  # it ended under our eyes; what cannot be judged is refused
-        finally:
-            if event.mask & (OPEN_PERM | OPEN_EXEC_PERM):
-                self._listener.answer(event, allow=allow)
+            changes = self._changes.changes(self._changes.backlog())
+        except OSError:  # no descriptor left to see what was changed
+            self._lose()
+            return []
+        if not all(one.inode for one in changes):
+            self._lose()
+        return [one for one in changes if one.inode]
 
-    def _follow(self, event: Event) -> None:
-        """Know what a process has become that is remembered here, and what it was until then."""
-        ledger, pid = self._ledger, event.pid
-        if event.mask & OPEN_EXEC_PERM and pid in self._judged and pid in ledger.perhaps:
-            facts = ledger.facts.get(pid) or facts_of(pid)
-            led = _ENDED if facts is None else self._imported(pid, facts)
-            if led is not None:
-                ledger.led.setdefault(pid, led)
-        ledger.note(event)
-        self._hold_opens()
+    def _take_up(self) -> None:
+        """Judge what was postponed, once that can be done."""
+        if not self._too_early():
+            while self._postponed:
+                self._handle(self._postponed.pop(0))
+
+    def _take(self) -> None:
+        try:
+            event = self._listener.take()
+        except OSError:  # no descriptor left for it
+            self._lose()
+            return
+        if event is None:
+            return
+        if event.fd < 0:
+            self._lose()
+        elif self._too_early() and self._is_inside(event):
+            self._postpone(event)
+        else:
+            self._handle(event)
+
+    def _too_early(self) -> bool:
+        """Whether nobody can say yet who is of the command."""
+        return not (self.judge.command.pid or self._sealed or self.lost)
+
+    def _postpone(self, event: Event) -> None:
+        if len(self._postponed) < MOST_POSTPONED:
+            self._postponed.append(event)
+        else:
+            self._lose()
+            self._handle(event)
+
+    def _is_inside(self, event: Event) -> bool:
+        """Whether somebody else than us opened a file in the directory."""
+        return event.pid != os.getpid() and os.fstat(event.fd).st_dev == self._device
+
+    def _handle(self, event: Event) -> None:
+        """Draw conclusions from an open, and answer it if it is held back."""
+        held, allow = bool(event.mask & (OPEN_PERM | OPEN_EXEC_PERM)), True
+        try:
+            if self._is_inside(event):
+                allow = False
+                allow = self._admits(event)
+            elif not self.lost:
+                self._note(event)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it ended under our eyes
+        except OSError:
+            self._lose()
+        finally:
+            if held:
+                self._listener.answer(event, allow=allow)
+            os.close(event.fd)
+
+    def _admits(self, event: Event) -> bool:
+        """Return whether somebody may open a file in the directory."""
+        if self._sealed or self.lost:
+            self.judge.refuse(event.pid, name_of(event))
+            return False
+        if not self.judge.command.is_outsider(event.pid):
+            self._holds.executions()
+        return self.judge.admits(event)
+
+    def _note(self, event: Event) -> None:
+        if event.pid != os.getpid():
+            self.judge.follow(event)
+            self._hold_opens()
+        elif not event.mask & OPEN_PERM:  # which it is in the directory
+            self.judge.ledger.note_own(event)
 
     def _hold_opens(self) -> None:
-        if not self.lost:
-            self._holds.opens(bool(self._ledger.leaving))
+        judge = self.judge
+        self._holds.opens(self._crowded or bool(judge.command.others or judge.ledger.leaving))
 
-    def _inside(self, event: Event) -> bool:
-        """Return whether an open in the directory itself may go on."""
-        if event.pid == os.getpid():
-            return True
-        name = posixpath.basename(path_of(event.fd))
-        if self.command.is_outsider(event.pid):
-            self.command.wait_until_admitted()
-        if self._sealed or self.command.is_outsider(event.pid):
-            self._refuse(event.pid, name, b"")
-            return False
-        if not self.lost:
-            self._holds.executions()
-        facts = facts_of(event.pid)
-        why = self._why(event.pid, facts)
-        if why is None and facts is not None:
-            self._writes.opened(os.fstat(event.fd).st_ino, name)
-            self._judged[event.pid] = facts.started
-            self._ledger.keep(event.pid, facts)
-            return True
-        if name not in self._names:
-            return True
-        self._refuse(event.pid, name, why or _ENDED)
-        return False
-
-    def _note_change(self, change: Change) -> None:
-        if self._spoils(change.pid):
-            by_outsider = self.command.is_outsider(change.pid)
-            self._writes.spoiled(change.inode, by_outsider=by_outsider)
-        elif change.mask & MODIFY:
-            self._writes.written(change.inode)
-
-    def _spoils(self, pid: int) -> bool:
-        """Whether what a process writes is not to be vouched for."""
-        ledger = self._ledger
-        if pid not in self._judged or started_of(pid) not in {None, self._judged[pid]}:
-            return self._why(pid, facts_of(pid)) is not None
-        if pid in ledger.led or pid in ledger.read_by_shell:
-            return True
-        if pid not in ledger.perhaps:
-            return False
-        facts = ledger.facts.get(pid) or facts_of(pid)
-        return facts is None or self._imported(pid, facts) is not None
-
-    def _imported(self, pid: int, facts: Facts) -> bytes | None:
-        sources = self._ledger.perhaps.get(pid)
-        if sources is None:
-            return None
-        return may_have_imported(facts, sources, self._root, self._id_base)
-
-    def _why(self, pid: int, facts: Facts | None) -> bytes | None:
-        """Return what foreign thing leads a process; None: nothing."""
-        ledger = self._ledger
-        led = ledger.led.get(pid) or ledger.read_by_shell.get(pid)
-        if led is None:
-            led = _ENDED if facts is None else self._imported(pid, facts)
-        if led is not None or facts is None:
-            return led
-        if facts.program.startswith(("/memfd:", "/dev/shm/")):
-            return os.fsencode(facts.program)
-        self.command.wait_until_admitted()
-        top, seen = self.command.pid, 0
-        try:
-            while pid != top and seen < 1000:
-                pid, seen = parent_of(pid), seen + 1
-                if pid in {0, 1, self._init_pid}:
-                    return b"something whose parent has ended"
-                # What it was given to do, and by what, came from a process like this.
-                above = ledger.led.get(pid) or ledger.read_by_shell.get(pid)
-                if above is None and pid != top:
-                    above = ledger.touched.get(pid)
-                if above is not None:
-                    return above
-        except OSError:
-            return _ENDED
-        return None
-
-    def _refuse(self, pid: int, name: bytes, cause: bytes) -> None:
-        outsider = not cause
-        if (pid, name) in self._knocked or self._refusals[outsider] >= MOST_REFUSALS:
-            return
-        self._knocked.add((pid, name))
-        self._refusals[outsider] += 1
-        try:
-            program = Path(f"/proc/{pid}/comm").read_text().strip()
-        except (OSError, ValueError):
-            program = "?"
-        self.refused.append(Refused(time.time(), program, name, outsider, cause))
+    # --- telling ----------------------------------------------------------------------
 
     def _look(self, name: bytes) -> Kept | None:
         try:
@@ -336,9 +286,8 @@ class Guard:
             if stat.S_ISREG(status.st_mode):
                 with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as file:  # noqa: PTH123
                     content = file.read(MOST_CONTENT) or b""
-            vouched = self._writes.vouched(status.st_ino) and not self.lost
             return Kept(
                 *(name, status.st_ino, status.st_mode, status.st_size, status.st_nlink),
-                vouched,
+                self.judge.writes.vouched(status.st_ino),
                 content,
             )

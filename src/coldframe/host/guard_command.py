@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-
-_ADMITTED_S = 2.0
 
 
 class GuardedCommand:
@@ -18,30 +15,25 @@ class GuardedCommand:
         """`others` are the cgroups of what lived before; without any, who is not known is its."""
         self.others = others
         self.pid = 0
-        """Its first process, on the host, once admitted."""
+        """Its first process, on the host; 0: it is not admitted yet."""
         self._cgroup: str | None = None
-        self._admitted = threading.Event()
         self._outsiders: dict[int, bool] = {}
 
     def admit(self, host_pid: int) -> None:
         """Say which process began it."""
-        self.pid, self._cgroup = host_pid, cgroup_of(host_pid)
-        self._admitted.set()
-
-    def wait_until_admitted(self) -> None:
-        """Wait a moment for `admit`."""
-        self._admitted.wait(_ADMITTED_S)
+        self._cgroup = cgroup_of(host_pid)
+        self.pid = host_pid
 
     def is_outsider(self, pid: int) -> bool:
         """Whether a process is the sandbox's, but not the command's."""
         known = False if pid == self.pid else self._outsiders.get(pid)
         if known is not None:
             return known
-        cgroup = cgroup_of(pid)
+        admitted, cgroup = self.pid != 0, cgroup_of(pid)
         if cgroup is None:
             return bool(self.others)
         result = cgroup in self.others and cgroup != self._cgroup
-        if result and not self._admitted.is_set():
+        if result and not admitted:
             return True  # unless it is the command, in the cgroup of one that has just ended
         self._outsiders[pid] = result
         return result
@@ -50,7 +42,7 @@ class GuardedCommand:
 def cgroup_of(pid: int) -> str | None:
     """Return a process' cgroup in the unified hierarchy; None: it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     return next((line[3:] for line in lines if line.startswith("0::")), "")

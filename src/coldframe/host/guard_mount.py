@@ -18,6 +18,7 @@ from coldframe.host.fanotify import ACCESS, CLOSE_WRITE, MODIFY, OPEN, OPEN_EXEC
 from coldframe.host.guard import Guard
 from coldframe.host.guard_command import GuardedCommand
 from coldframe.host.guard_holds import Holds
+from coldframe.host.guard_judge import Judge
 from coldframe.host.provenance import Ledger
 from coldframe.host.roottree import closing
 
@@ -81,14 +82,16 @@ def begin(site: Site, target: int, wanted: Wanted) -> Guard:
         if fanotify.birth(site.root).made_ns == 0:
             raise OSError(0, "its file system does not know when files were made")
         command = GuardedCommand(wanted.others)
-        guard = Guard(
-            *((mount, listener, changes, Holds(listener, places)), command),
-            Ledger(site.ready_ns, _next_tick(), site.layers, wanted.trusted, command.is_outsider),
-            wanted.names,
+        ledger = Ledger(
+            *(site.ready_ns, _next_tick(), site.layers, wanted.trusted, command.is_outsider)
+        )
+        judge = Judge(
+            *(command, ledger, wanted.names),
             root=os.dup(site.root),
             id_base=site.id_base,
             init_pid=site.init_pid,
         )
+        guard = Guard((mount, listener, changes, Holds(listener, places)), judge)
     except BaseException:
         for fd in (mount, *places):
             os.close(fd)
@@ -97,10 +100,10 @@ def begin(site: Site, target: int, wanted: Wanted) -> Guard:
         raise
     try:
         in_namespace(site.mount_namespace, lambda: syscalls.move_mount(mount, target))
+        guard.start()
     except BaseException:
         guard.abandon()
         raise
-    guard.start()
     return guard
 
 

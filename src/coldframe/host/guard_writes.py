@@ -44,4 +44,5 @@ class Writes:
         `there`: inodes by name. Whoever is not of the command can cut a file short by its name.
         """
         intact = {name: inode for name, inode in there.items() if inode not in self._struck}
-        return [name for name, inode in self._good.items() if intact.get(name) != inode]
+        good = list(self._good.items())  # at once: whoever has it open may write meanwhile
+        return [name for name, inode in good if intact.get(name) != inode]

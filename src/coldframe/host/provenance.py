@@ -56,6 +56,8 @@ _TOOLS = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/", "/usr/local/bin/", "/usr
 _SAME_BYTES = 64 << 20
 """Larger files that were copied up are foreign without a look."""
 _PIECE = 1 << 20
+_PATH = 8
+"""A path is up to 4 KiB."""
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 
 DATA_OF_THE_SYSTEM = (
@@ -116,6 +118,11 @@ class Ledger:
     _foreign: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
     _seen: set[tuple[int, int, int]] = field(default_factory=set)
     _same: dict[tuple[int, int, int], bool] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """Return how much is remembered: so many times what a file takes of which no path is."""
+        paths = len(self._foreign) + len(self.touched) + sum(map(len, self.perhaps.values()))
+        return len(self._seen) + len(self._same) + _PATH * paths
 
     def note(self, event: Event) -> None:
         """Draw conclusions from one event on the sandbox's own file systems."""

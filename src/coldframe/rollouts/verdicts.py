@@ -50,7 +50,7 @@ class TamperedError(VerifierError):
 
 
 class RewardUnvouchedError(VerifierError):
-    """A process that had run the agent's code wrote the reward: it may be the agent's word."""
+    """The reward may be the agent's word: who wrote it had run its code, or is not known."""
 
     code = "reward_unvouched"
 
@@ -69,9 +69,14 @@ def from_report(
         workdir: what lies there is the agent's work, wherever it is.
     Raises:
         RewardMissingError, RewardInvalidError: test.sh has written none, or no regular file.
-        RewardUnvouchedError: only by processes that had run the agent's code.
+        RewardUnvouchedError: only by processes that had run the agent's code, or nobody knows.
         GradingPreventedError: so it is, and the agent has put its code in the place of a program.
     """
+    if report.lost:
+        raise RewardUnvouchedError(
+            f"{VERIFIER_LOGS}: more files were opened while test.sh ran than the node could judge, "
+            "so that it vouches for none there"
+        )
     files = {one.name: one for one in report.files}
     undisturbed = report.alone and report.touched is None
     unvouched, blocked = [], []

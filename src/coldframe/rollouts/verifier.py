@@ -43,7 +43,7 @@ from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.rewards import parse_reward
 from coldframe.rollouts.task import VerifierSpec
 from coldframe.rollouts.users import user_ids
-from coldframe.rollouts.verdicts import TamperedError
+from coldframe.rollouts.verdicts import RewardUnvouchedError, TamperedError
 from coldframe.trajectories.recorder import Recorder, plain_text
 from coldframe.trajectories.verification import Verification
 
@@ -106,14 +106,17 @@ class Verifier:
         """Bring the tests, run them, and return the rewards by part.
 
         Raises:
-            RewardMissingError, RewardInvalidError, VerifierDeadlineError, TamperedError,
-            VerifierNotExecutedError: there is no verdict, and no reward.
+            RewardMissingError, RewardInvalidError, RewardUnvouchedError, VerifierDeadlineError,
+            TamperedError, VerifierNotExecutedError: there is no verdict, and no reward.
             SandboxGoneError and other ColdframeErrors: the platform failed.
         """
         begun = time.monotonic()
         try:
             return await self._graded()
-        except (RewardMissingError, RewardInvalidError, VerifierDeadlineError) as error:
+        except (
+            *(RewardMissingError, RewardInvalidError, RewardUnvouchedError),
+            VerifierDeadlineError,
+        ) as error:
             if not self._starved:
                 raise self._attributed(error) from None
             # What the agent left used up the memory, the processes or the time that the tests

@@ -11,8 +11,9 @@ from coldframe.host.cgroups import Strain, strain
 from coldframe.host.fanotify import Listener
 from coldframe.host.fileops import kind_of
 from coldframe.host.fsthreads import run_to_its_end
-from coldframe.host.guard import Guard, Kept, Refused
+from coldframe.host.guard import Guard, Kept
 from coldframe.host.guard_command import cgroup_of
+from coldframe.host.guard_judge import Refused
 from coldframe.host.guard_mount import Site, Wanted
 from coldframe.host.processes import namespace_of
 from coldframe.host.roottree import closing, path_bytes, typed_errors
@@ -115,21 +116,22 @@ class NativeGuard:
     def admit(self, started: Started) -> None:
         """The command has begun."""
         if self._guard is not None:
-            self._guard.command.admit(started.host_pid)
+            self._guard.admit(started.host_pid)
 
     async def report(self) -> GuardReport:
         """See `SandboxHandle.guard_report`."""
         if self._guard is None:
             raise ConflictError(f"no directory of {self._created.sandbox_id!r} is guarded")
         kept = await run_to_its_end(self._guard.report)
-        touched = self._guard.touched
+        judge = self._guard.judge
+        touched = judge.touched()
         now = strain(self._cgroups, self._created.sandbox_id)
         return GuardReport(
             files=tuple(map(_file, kept)),
             displaced=tuple(map(os.fsdecode, self._guard.displaced(kept))),
-            refused=tuple(map(_refusal, self._guard.refused)),
+            refused=tuple(map(_refusal, judge.refused)),
             touched=None if touched is None else os.fsdecode(touched),
-            alone=not self._guard.command.others,
+            alone=not judge.command.others,
             lost=self._guard.lost,
             cpu_s=now.cpu_s - self._strain.cpu_s,
             forks_refused=now.forks_refused - self._strain.forks_refused,

@@ -229,6 +229,12 @@ LED = {
         'os._exit(0))" > /work/mine.py',
         test=f"cd /work; python3 -c 'import mine'; sleep 0.2; {ZERO}",
     ),
+    "module whose descendant, a thousand below, writes": Plant(
+        "echo 'import os; os.system(os.environ[\"C\"])' > /work/mine.py",
+        test="export n=1005 C='n=$((n-1)); "
+        f'if [ $n = 0 ]; then echo 1 > {JSON}; else sh -c "$C"; fi; :\'; '
+        f"cd /work; python3 -c 'import mine'; {ZERO}",
+    ),
     "script of the agent's": Plant(
         f"echo 'echo 1 > {JSON}' > /work/run.sh", test=f"sh /work/run.sh; {ZERO}"
     ),
@@ -376,7 +382,7 @@ async def naive(
             user=0,
             cwd="/work" if exists else "/",
             env={"HOME": "/root"},
-            deadline_s=5.0,
+            deadline_s=20.0,
         )
         for _ in range(50):
             # Whoever writes in a loop leaves the file empty at times; one look is luck.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coldframe.host import guard
 from tests.integration.rollouts.conftest import RunAttempt, run_attempt  # noqa: F401 (a fixture)
 from tests.unit.rollouts.tasks import write_task
 
@@ -110,6 +111,25 @@ async def test_survivors_that_take_the_processor_do_not_spare_the_verdict(
         f"i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; echo 0 > {TEXT}",
         timeout=8,
         environment="cpus = 0.2",  # so little that a busy machine gives it to them all the same
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.rewards == {"reward": 0.0}, trajectory.failure
+    assert trajectory.verification
+    assert trajectory.verification.again
+
+
+async def test_survivors_of_whom_more_is_seen_than_can_be_judged_do_not_spare_the_verdict(
+    run_attempt: RunAttempt,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is vouched for beside them; alone it is."""
+    monkeypatch.setattr(guard, "MOST_WAITING", 1000)
+    directory = task(
+        tmp_path,
+        "(i=0; while :; do i=$((i+1)); : > /tmp/$i; done > /dev/null 2>&1 &)",
+        f"until [ $(ls -U /tmp | wc -l) -gt 3000 ]; do sleep 0.05; done; echo 0 > {TEXT}",
     )
     trajectory = await run_attempt(directory)
 

@@ -65,7 +65,7 @@ class GuardReport(Model):
     alone: bool
     """Nothing else lived in the sandbox when the directory was guarded."""
     lost: bool
-    """More files were opened than could be judged, so nothing is vouched for."""
+    """Not all that was opened could be judged, so nothing is vouched for and no file is listed."""
     cpu_s: float
     """What the whole sandbox has used since it was guarded."""
     forks_refused: int
