@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from coldframe.cli import flags, machine, render
-from coldframe.host.doctor import Check, examine
+from coldframe.host.doctor import Check, describe_refusal, examine
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol.errors import CapabilityError, ColdframeError
 from coldframe.protocol.models import Capabilities
@@ -60,7 +60,8 @@ def _image_check(home: Path) -> tuple[Check, str | None]:
         pass  # nothing was made yet
     except (ColdframeError, OSError) as error:
         remedy = "run as root" if os.geteuid() != 0 else f"look at {home / 'images'}"
-        return Check("images", False, render.sentence(str(error)), remedy, False), None
+        found = describe_refusal(error) if isinstance(error, OSError) else str(error)
+        return Check("images", False, render.sentence(found), remedy, False), None
     missing = [name for name in WANTED_IMAGES if name not in names]
     detail = f"{len(names)} in the store" + (f", but not {', '.join(missing)}" if missing else "")
     remedy = "; ".join(f"coldframe image bootstrap {name}" for name in missing)

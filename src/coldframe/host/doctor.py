@@ -126,7 +126,7 @@ def _run(name: str, required: bool, probe: Callable[[], str]) -> Check:
         error = missing
         detail, _, remedy = str(missing).partition("; ")
     except OSError as refused:
-        error, detail = refused, _said(refused)
+        error, detail = refused, describe_refusal(refused)
         remedy = _AS_ROOT if os.geteuid() != 0 else _ALLOW_IT
     if os.geteuid() != 0 and name != "root" and _for_want_of_rights(error):
         remedy = _AS_ROOT  # whatever else would help cannot be told yet
@@ -141,7 +141,7 @@ def _for_want_of_rights(error: BaseException | None) -> bool:
     return False
 
 
-def _said(error: OSError) -> str:
+def describe_refusal(error: OSError) -> str:
     """Say what was refused to whom: what cannot be reached is not what is not there."""
     if not (isinstance(error, PermissionError) and isinstance(error.filename, str)):
         return str(error.strerror or error)
@@ -283,7 +283,8 @@ def _home(home: Path) -> str:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise _UnmetError(
-            f"{home}: {_said(error)}", "set COLDFRAME_HOME to a directory that can be written"
+            f"{home}: {describe_refusal(error)}",
+            "set COLDFRAME_HOME to a directory that can be written",
         ) from error
     if not os.access(home, os.W_OK):
         raise _NoRightsError(

@@ -20,8 +20,8 @@ from coldframe.gateway.store.self_check import CHECKS, Check, CheckFailedError, 
 from coldframe.gateway.store.self_check import run_check as make_check
 from coldframe.gateway.store.sqlite import SqliteStore
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, StoreUnreachableError
+from tests.fixtures.certificates import self_signed
 from tests.fixtures.redis import RedisServer, redis_running
-from tests.integration.gateway.conftest import self_signed
 
 Make = Callable[[], Store]
 

@@ -123,7 +123,7 @@ def test_doctor_without_root_comes_to_its_end_and_names_root(tmp_path: Path) -> 
     assert {"root", "capabilities", "cgroups", "mount api"} <= set(failed)
     for name in ("native program", "home", "disk space", "images"):
         assert str(closed) in failed[name]["detail"]
-    assert "user 65534 may not enter" in failed["native program"]["detail"]
+        assert "user 65534 may not enter" in failed[name]["detail"]
     assert "sudo coldframe doctor" in failed["root"]["remedy"]
     assert "COLDFRAME_URL" in failed["root"]["remedy"]  # what works without
     assert all("root" in check["remedy"] for check in failed.values()), failed

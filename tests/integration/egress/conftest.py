@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.certificates import self_signed
 from tests.fixtures.egress import METADATA, OTHER, PRIVATE, SHARED, WEB, WEB6, Internet, hello, web
 
 TALK = """
@@ -56,15 +56,9 @@ except OSError as error: print("ERROR", type(error).__name__)
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate for web.example and other.example with its key, in one file."""
+    cert, key = self_signed(tmp_path, "DNS:web.example", "DNS:other.example")
     both = tmp_path / "certificate.pem"
-    names = "subjectAltName=DNS:web.example,DNS:other.example"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        f"-subj /CN=web.example -addext {names} -keyout {both} -out {tmp_path}/public.pem"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    with both.open("a") as file:
-        file.write((tmp_path / "public.pem").read_text())
+    both.write_bytes(key.read_bytes() + cert.read_bytes())
     return both
 
 

@@ -149,7 +149,7 @@ async def test_credential_for_tls_never_travels_on_a_connection_that_began_witho
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a second request for another host, or by a policy that changes in between."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
     tls_server.set_alpn_protocols(["http/1.1"])
     plain = Heard()
     await servers.serve(WEB, 443, web, ssl=tls_server)

@@ -201,7 +201,7 @@ async def test_credential_by_tls_is_sent_to_a_checked_certificate_only(
     request = b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n"
 
     strange = await box.python(TALK, "web.example", "80", request.hex())
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
     known = await box.python(TALK, "web.example", "80", request.hex())
     proxied = await box.python(TALK, *PROXY, get("http://web.example/"))
 

@@ -100,7 +100,7 @@ async def https(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Internet:
     """web.example by TLS on port 443, by a certificate that the node trusts."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
     tls_server.set_alpn_protocols(["http/1.1"])
     await servers.serve(WEB, 443, answer, ssl=tls_server)
     return servers
@@ -231,7 +231,7 @@ async def test_curl_as_it_is_asks_by_https_with_the_credential(
         said = await box.run("sh", "-c", install, deadline_s=300.0, env=trust)
         if box.events(kind=EgressKind.TCP, decision=EgressDecision.CLOSED) == []:
             pytest.skip(f"this machine reaches no Debian mirror: {said[-200:]}")
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
         tls_server.set_alpn_protocols(["http/1.1"])
         with two_networks() as (here, there), inside(here):
             server = Internet(there)

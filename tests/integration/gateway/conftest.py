@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,6 @@ def http(url: str, key: str | None = None) -> httpx.Client:
             transport=transport, base_url="http://localhost", headers=headers, timeout=30
         )
     return httpx.Client(base_url=url, headers=headers, timeout=30)
-
-
-def self_signed(directory: Path) -> tuple[Path, Path]:
-    """Make a certificate for 127.0.0.1; return it and its key."""
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    words += ["-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
-    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    words += ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run(words, check=True, capture_output=True)
-    return cert, key
 
 
 def audit_lines(home: Path) -> list[dict[str, Any]]:

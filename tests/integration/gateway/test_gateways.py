@@ -34,10 +34,11 @@ from coldframe.protocol.errors import (
     StoreUnreachableError,
 )
 from coldframe.protocol.tracing import traced
+from tests.fixtures.certificates import self_signed
 from tests.fixtures.redis import RedisServer, redis_running
 from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import until_asked, wait_until
-from tests.integration.gateway.conftest import audit_lines, http, self_signed, until_logged
+from tests.integration.gateway.conftest import audit_lines, http, until_logged
 
 IMAGE = "busybox"
 

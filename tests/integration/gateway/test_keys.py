@@ -31,8 +31,9 @@ from coldframe.protocol.errors import (
     UnsatisfiableError,
 )
 from coldframe.protocol.wire import read_error
+from tests.fixtures.certificates import self_signed
 from tests.fixtures.service import Service, serving
-from tests.integration.gateway.conftest import http, self_signed, until_logged
+from tests.integration.gateway.conftest import http, until_logged
 
 MakeKey = Callable[..., str]
 
