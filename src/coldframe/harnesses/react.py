@@ -22,6 +22,7 @@ from coldframe.protocol.errors import (
     NotExecutedError,
 )
 from coldframe.protocol.models import ExecResult, Reason
+from coldframe.protocol.text import excerpt
 from coldframe.trajectories.recorder import StepRecord
 from coldframe.trajectories.schema import Termination
 
@@ -292,8 +293,8 @@ def _read_call(call: Any) -> BashCall | Malformed:
         return Malformed("tool_calls_invalid", "A tool call has no id or no function.")
     function = call["function"]
     if function.get("name") != "bash":
-        name = str(function.get("name"))[:100]
-        return Malformed("unknown_tool", f"There is no tool {name!r}.", call_id)
+        name = excerpt(str(function.get("name")), 100)
+        return Malformed("unknown_tool", f"There is no tool {name}.", call_id)
     try:
         arguments = json.loads(function.get("arguments") or "")
     except (ValueError, TypeError, RecursionError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import FileError, HarnessError, PathNotFoundError
 from coldframe.protocol.models import FileKind
+from coldframe.protocol.text import excerpt
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -53,7 +54,7 @@ async def _front_matter(sandbox: AsyncSandbox, path: str) -> dict[str, str] | No
     except PathNotFoundError:
         return None
     except FileError as error:
-        raise HarnessError(f"{path}: {error}") from error
+        raise HarnessError(f"{excerpt(path)}: {error}") from error
     return front_matter(text)
 
 

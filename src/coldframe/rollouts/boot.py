@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from coldframe.harnesses.base import check_platform
 from coldframe.protocol.errors import CreateError, NotExecutedError
 from coldframe.protocol.models import ImageHealthcheck
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.healthcheck import said, wait_healthy
 from coldframe.rollouts.task import Healthcheck
 
@@ -150,7 +151,7 @@ async def boot(
         checks = await _beside(process, command, sandbox, check)
     except NotExecutedError as error:
         raise EntryPointError(
-            f"the image's entry point {' '.join(command)!r} was not started: {error}"
+            f"the image's entry point {excerpt(' '.join(command))} was not started: {error}"
         ) from error
     return Booted(command, process.operation_id, checks)
 
@@ -173,7 +174,7 @@ async def _beside(
             check_platform(result)
             if not result.ok:
                 raise EntryPointError(
-                    f"the image's entry point {' '.join(command)!r} failed: {said(result)}"
+                    f"the image's entry point {excerpt(' '.join(command))} failed: {said(result)}"
                 )
             if check is None:
                 return None

@@ -15,6 +15,7 @@ from coldframe.harnesses.base import check_platform
 from coldframe.harnesses.scripts import shell_of
 from coldframe.protocol.errors import CreateError, NotExecutedError
 from coldframe.protocol.models import ExecResult, Reason
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.task import Healthcheck
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ async def wait_healthy(
             failures += 1
         if failures >= check.retries:
             raise UnhealthyError(
-                f"healthcheck {_line(check)!r}: failed {failures} times in a row after a start "
-                f"period of {check.start_period_s:g} s, {checks} times in {now_s:.1f} s in all; "
-                f"the last: {wrong}"
+                f"healthcheck {excerpt(_line(check))}: failed {failures} times in a row after a "
+                f"start period of {check.start_period_s:g} s, {checks} times in {now_s:.1f} s in "
+                f"all; the last: {wrong}"
             )
         starting = now_s < check.start_period_s
         pause_s = check.start_interval_s if starting else check.interval_s
@@ -92,7 +93,7 @@ def said(result: ExecResult) -> str:
     else:
         end = f"exit code {result.exit_code}"
     output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
-    return f"{end}, output {output[-SHOWN_BYTES:]!r}"
+    return f"{end}, output {excerpt(output[-SHOWN_BYTES:], SHOWN_BYTES)}"
 
 
 def _line(check: Healthcheck) -> str:

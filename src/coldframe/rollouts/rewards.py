@@ -12,10 +12,13 @@ from typing import Any
 
 from coldframe.protocol import strict_json
 from coldframe.protocol.errors import RewardInvalidError
+from coldframe.protocol.text import excerpt
 
 MAX_REWARD_BYTES = 64 * 1024
 MAX_PARTS = 256
 MAX_NAME = 200
+SHOWN = 40
+"""Characters of what a reward holds, in messages."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
@@ -42,7 +45,7 @@ def parse_reward(content: bytes, path: str) -> dict[str, float]:
 def _text(text: str, path: str) -> float:
     word = text.strip(" \t\r\n")
     if _NUMBER.fullmatch(word) is None:
-        raise RewardInvalidError(f"{path}: {word[:40]!r} is not a number")
+        raise RewardInvalidError(f"{path}: {excerpt(word, SHOWN)} is not a number")
     return _finite(float(word), path, "the number")
 
 
@@ -55,7 +58,9 @@ def _json(text: str, path: str) -> dict[str, float]:
         return {"reward": _number(value, path, "the value")}
     if not 1 <= len(value) <= MAX_PARTS:
         raise RewardInvalidError(_too_many(len(value), path))
-    return {_name(key, path): _number(part, path, repr(key[:40])) for key, part in value.items()}
+    return {
+        _name(key, path): _number(part, path, excerpt(key, SHOWN)) for key, part in value.items()
+    }
 
 
 def _too_many(count: int, path: str) -> str:
@@ -64,7 +69,7 @@ def _too_many(count: int, path: str) -> str:
 
 def _name(key: str, path: str) -> str:
     if not key or len(key) > MAX_NAME or any("\ud800" <= one <= "\udfff" for one in key):
-        raise RewardInvalidError(f"{path}: {key[:40]!r} cannot name a part")
+        raise RewardInvalidError(f"{path}: {excerpt(key, SHOWN)} cannot name a part")
     return key
 
 

@@ -18,6 +18,7 @@ from coldframe.protocol.errors import FileError
 from coldframe.protocol.models import MIB
 from coldframe.protocol.sparse_maps import DamagedArchiveError
 from coldframe.protocol.tar import TarReader, leads_out
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.artifacts import Artifact as Declared
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.verification import Artifact
@@ -100,7 +101,7 @@ class Sifted:
             return "a name that leads outside"
         if member.issym():
             if leads_out(member.linkname, len(parts) - 1):
-                return f"a link that may lead outside: {member.linkname[:200]!r}"
+                return f"a link that may lead outside: {excerpt(member.linkname)}"
             return None
         if member.islnk():
             return None if member.linkname in self._files else "a hard link to what is left out"

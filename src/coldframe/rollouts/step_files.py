@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import ColdframeError, NotExecutedError, PathNotFoundError, Side
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.task import TaskStep
 from coldframe.rollouts.users import user_ids
-from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SETUP_S = 600.0
 """For a step's setup.sh."""
+SHOWN = 400
+"""Bytes of what it wrote last, in the message of a failure."""
 
 
 class StepSetupError(ColdframeError):
@@ -52,9 +54,9 @@ async def _run_setup(
     except NotExecutedError as error:
         raise StepSetupError(f"{script} could not be started: {error}") from error
     if not result.ok:
-        said = redactor.text(result.stderr[-400:].decode("utf-8", "replace"))
+        said = redactor.text(result.stderr[-SHOWN:].decode("utf-8", "replace"))
         how = f"{result.reason}, exit code {result.exit_code}"
-        raise StepSetupError(f"{script}: {how}: {plain_text(said).strip()}")
+        raise StepSetupError(f"{script}: {how}: {excerpt(said.strip(), SHOWN)}")
     # It is no part of what the agent is to see. Some scripts remove themselves.
     with suppress(PathNotFoundError):
         await sandbox.files.remove(target)

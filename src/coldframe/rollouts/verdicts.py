@@ -23,11 +23,11 @@ from coldframe.protocol.models import (
     GuardRefusal,
     GuardReport,
 )
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.integrity import LISTED, Tampering
 from coldframe.rollouts.places import LOGS, VERIFIER_LOGS, kind_of
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES
 from coldframe.rollouts.sift import is_in
-from coldframe.trajectories.recorder import plain_text
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -105,7 +105,7 @@ def from_report(
     if report.displaced and not undisturbed:
         path = f"{VERIFIER_LOGS}/{report.displaced[0]}"
         raise GradingPreventedError(
-            plain_text(f"{path}: test.sh wrote it, and something of the agent's has taken it away")
+            f"{path}: test.sh wrote it, and something of the agent's has taken it away"
         )
     if blocked and not unvouched:
         raise GradingPreventedError(
@@ -121,7 +121,7 @@ def from_report(
 
 def _prevented(refusal: GuardRefusal, workdir: str) -> ColdframeError:
     path, cause = f"{VERIFIER_LOGS}/{refusal.name}", refusal.cause
-    said = plain_text(f"{path}: {refusal.program!r} was to write it and had run {cause}")
+    said = f"{path}: {excerpt(refusal.program)} was to write it and had run {excerpt(cause)}"
     if cause.startswith(_SYSTEM) and not is_in(cause, (workdir,)):
         return GradingPreventedError(f"{said}, which the agent has put in the system's place")
     return RewardUnvouchedError(
@@ -134,14 +134,14 @@ def tell_refused(report: GuardReport, tampering: Tampering) -> None:
     """Note once per program, file and cause who was refused."""
     told = {}
     for one in report.refused:
-        why = "test.sh did not start it" if one.outsider else f"it had run {one.cause}"
+        why = "test.sh did not start it" if one.outsider else f"it had run {excerpt(one.cause)}"
         told[one.name, one.program, why] = one
     for name, program, why in list(told)[:LISTED]:
         tampering.found(
             REFUSED,
             f"{VERIFIER_LOGS}/{name}",
             "for test.sh alone to write",
-            plain_text(f"{program!r} was refused: {why}"),
+            f"{excerpt(program)} was refused: {why}",
             voided=False,
         )
 

@@ -37,6 +37,7 @@ from coldframe.protocol.models import (
     ProcessInfo,
     Reason,
 )
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts import integrity, places, verdicts
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
@@ -44,7 +45,7 @@ from coldframe.rollouts.rewards import parse_reward
 from coldframe.rollouts.task import VerifierSpec
 from coldframe.rollouts.users import user_ids
 from coldframe.rollouts.verdicts import RewardUnvouchedError, TamperedError
-from coldframe.trajectories.recorder import Recorder, plain_text
+from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.verification import Verification
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Verifier:
         if touched is None:
             return error
         return GradingPreventedError(
-            plain_text(f"{error}; it was at work on {touched}, which the agent has made")
+            f"{error}; it was at work on {excerpt(touched)}, which the agent has made"
         )
 
     async def _graded(self) -> dict[str, float]:
