@@ -52,6 +52,7 @@ from coldframe.protocol.models import (
     SessionRequest,
 )
 from coldframe.protocol.network import NetworkPolicy
+from coldframe.protocol.text import excerpt
 from coldframe.protocol.wire import VERSION_HEADER
 
 _PARTS = (
@@ -153,7 +154,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {404: "there is no such route", 405: "this route does not take that method"}
-    words = f"{request.url.path[:200]}: {known.get(error.status_code, error.detail)}"
+    words = f"{excerpt(request.url.path)}: {known.get(error.status_code, error.detail)}"
     refusal: ColdframeError = InvalidRequestError(words)
     if error.status_code in known and VERSION_HEADER in request.headers:
         # An SDK asks for nothing that there is not, unless it is of another time than we are.
@@ -175,7 +176,8 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 async def _refuse_socket(socket: WebSocket) -> None:
     """Where no route is, FastAPI would answer 403 and say nothing."""
-    told = failures.answer(InvalidRequestError(f"{socket.url.path[:200]}: there is no such route"))
+    path = excerpt(socket.url.path)
+    told = failures.answer(InvalidRequestError(f"{path}: there is no such route"))
     told.status_code = status.HTTP_404_NOT_FOUND
     await socket.send_denial_response(told)
 

@@ -28,6 +28,7 @@ from coldframe.protocol.errors import (
     NotAuthenticatedError,
     VersionMismatchError,
 )
+from coldframe.protocol.text import excerpt
 from coldframe.protocol.wire import (
     SPOKEN_VERSIONS,
     VERSION_HEADER,
@@ -169,7 +170,7 @@ def _agree(offered: str | None) -> int | None:
     if chosen is None:
         ours = ", ".join(map(str, SPOKEN_VERSIONS))
         raise VersionMismatchError(
-            f"the client speaks protocol {offered[:20]!r}, this service {ours}; "
+            f"the client speaks protocol {excerpt(offered, 20)}, this service {ours}; "
             "use the same version of Coldframe on both sides"
         )
     return chosen if "," in offered else None

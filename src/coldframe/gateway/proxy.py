@@ -30,6 +30,7 @@ from coldframe.protocol.errors import (
     SandboxNotFoundError,
     SandboxStateError,
 )
+from coldframe.protocol.text import excerpt
 
 _PIECE = 1 << 16
 _HEAD_BYTES = 1 << 16
@@ -163,7 +164,7 @@ class _Exchange:
         try:
             begun = await self._head()
         except (h11.RemoteProtocolError, ConnectionError) as error:
-            told = f"port {self._passage.port} does not answer by HTTP: {str(error)[:200]}"
+            told = f"port {self._passage.port} does not answer by HTTP: {excerpt(str(error))}"
             await _refuse(scope, receive, send, PortUnreachableError(told))
             return
         headers = self._passage.outward(begun.headers)

@@ -159,6 +159,16 @@ def test_path_trick_reaches_nothing(attacked: Service, path: str) -> None:
     assert b"coldframe_ledger" not in answer
 
 
+def test_path_that_leads_nowhere_is_told_short_and_harmless(attacked: Service) -> None:
+    """Errors of the service are read on terminals."""
+    with http(attacked.tcp) as caller:
+        told = caller.get("/v1/%1b%5b2J" + "a" * 10_000).json()["message"]
+
+    assert told.isprintable()
+    assert "characters): there is no such route" in told
+    assert len(told) < 400
+
+
 def test_whole_url_as_a_target_is_read_as_its_path_alone(attacked: Service) -> None:
     """Who the caller means is in Host, which was checked."""
     evil = b"GET http://evil.example/v1/sandboxes HTTP/1.1\r\nHost: evil.example\r\n"

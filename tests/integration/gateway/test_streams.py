@@ -122,7 +122,7 @@ def test_websocket_of_no_route_is_not_found(service: Service) -> None:
     with pytest.raises(InvalidStatus) as refused:
         unix_connect(service.unix.removeprefix("unix:"), "ws://localhost/v1/nowhere")
     assert refused.value.response.status_code == 404
-    assert b"/v1/nowhere: there is no such route" in bytes(refused.value.response.body or b"")
+    assert b"'/v1/nowhere': there is no such route" in bytes(refused.value.response.body or b"")
 
 
 def test_stdin_of_a_websocket_is_whole_at_the_pace_of_the_command(

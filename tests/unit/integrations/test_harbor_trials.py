@@ -577,3 +577,16 @@ def test_what_was_imported_is_exported_as_it_was(tmp_path: Path) -> None:
     made = to_atif(one, RunDirectory(tmp_path / "run").blobs, "demo-one.0.0")
 
     assert made["steps"] == document["steps"]
+
+
+@pytest.mark.parametrize("name", ["../" + "a" * 100_000, "\x1b[2J" * 50_000 + "/"])
+def test_name_that_others_chose_is_told_short_and_harmless(tmp_path: Path, name: str) -> None:
+    """A message goes into logs, onto terminals and into summaries, whoever wrote the name."""
+    with (
+        bounds.Folder.opened(tmp_path) as folder,
+        pytest.raises(ImportRefusedError, match=r"\.\.\. \([0-9]+ characters\)") as refused,
+    ):
+        folder.read(name)
+
+    assert len(str(refused.value)) < 2000
+    assert str(refused.value).isprintable()

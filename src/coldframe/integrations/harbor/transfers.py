@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import PathRefusedError
 from coldframe.protocol.models import FileKind
+from coldframe.protocol.text import excerpt
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -89,7 +90,7 @@ async def download_file(
         PathNotFoundError and other FileErrors: it cannot be read.
     """
     if (await sandbox.files.stat(source)).kind is not FileKind.FILE:
-        raise PathRefusedError(f"{source!r} is no regular file")
+        raise PathRefusedError(f"{excerpt(source)} is no regular file")
     await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
     async with _fetched(sandbox, source, target.parent, logger) as fresh:
         (fresh / source.rpartition("/")[2]).replace(target)

@@ -21,6 +21,7 @@ from coldframe.learning.contracts import (
     TrialStep,
 )
 from coldframe.protocol.errors import RewardInvalidError
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
 
 REWARD_FILES = ("reward.json", "reward.txt")
@@ -141,5 +142,5 @@ def hold_to_files(trial: str, rewards: Any, files: Mapping[str, bytes], where: s
         problem = f"is no reward: {error}"
         raise ContractError(trial, field, content[:80], problem, rule="reward_file") from error
     if not isinstance(rewards, Mapping) or dict(rewards) != written:
-        problem = f"is not what the result says, {rewards!r}"
+        problem = f"is not what the result says, {excerpt(str(rewards))}"
         raise ContractError(trial, field, written, problem, rule="reward_file")

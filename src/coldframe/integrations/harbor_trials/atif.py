@@ -15,6 +15,7 @@ from coldframe.integrations.harbor_trials.reading import (
     parse,
     validated,
 )
+from coldframe.protocol.text import excerpt
 
 MAX_DOCUMENTS = 256
 Json = dict[str, Any]
@@ -219,9 +220,9 @@ class _Reader:
 
     def _follow(self, name: str, kind: Any, owner: Found, field: str) -> None:
         if "://" in name or name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise ImportRefusedError(owner.path, field, f"{name!r:.200} leads out of the trial")
+            raise ImportRefusedError(owner.path, field, f"{excerpt(name)} leads out of the trial")
         if not self._file(name, kind, owner.path):
-            self._made.missing.append(f"{owner.path}: {field}: {name!r:.200} is not there")
+            self._made.missing.append(f"{owner.path}: {field}: {excerpt(name)} is not there")
 
 
 def _references(step: AtifStep) -> list[Reference]:

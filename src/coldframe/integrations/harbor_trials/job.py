@@ -19,6 +19,7 @@ from coldframe.integrations.harbor_trials.reading import (
 )
 from coldframe.integrations.harbor_trials.results import TrialResult, moment
 from coldframe.integrations.harbor_trials.trial import Place, read_result, trajectory_of
+from coldframe.protocol.text import excerpt
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.trajectories.schema import Trajectory
 from coldframe.trajectories.store import write_json
@@ -142,7 +143,9 @@ def _results(folder: Folder, report: ImportReport) -> dict[str, Read]:
     names = Counter(result.trial_name for result, _ in found.values())
     for name, (result, _) in [*found.items()]:
         if names[result.trial_name] > 1:
-            problem = f"{result.trial_name!r:.200} is the name of {names[result.trial_name]} trials"
+            problem = (
+                f"{excerpt(result.trial_name)} is the name of {names[result.trial_name]} trials"
+            )
             _refuse(report, ImportRefusedError(f"{name}/result.json", "trial_name", problem))
             del found[name]
     return found

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from coldframe.protocol import strict_json
 from coldframe.protocol.errors import ColdframeError, Side
+from coldframe.protocol.text import excerpt
 
 MAX_FILE_BYTES = 128 << 20
 MAX_TRIAL_BYTES = 1 << 30
@@ -110,7 +111,8 @@ class Folder:
         """Return a descriptor of what lies there, each component opened on its own."""
         for one in path:
             if one in ("", ".", "..") or "/" in one or "\0" in one:
-                raise ImportRefusedError(self.shown, "", f"{one!r} is no name of a file in there")
+                problem = f"{excerpt(one)} is no name of a file in there"
+                raise ImportRefusedError(self.shown, "", problem)
         at = os.dup(self._fd)
         for place, name in enumerate(path):
             whole = place == len(path) - 1

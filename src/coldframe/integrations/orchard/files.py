@@ -18,6 +18,7 @@ from coldframe.gateway.identity import Scope
 from coldframe.integrations.orchard import words
 from coldframe.protocol.errors import FileError, FileTooLargeError, InvalidRequestError
 from coldframe.protocol.models import MIB, FileEntry, FileKind, FileStat
+from coldframe.protocol.text import excerpt
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/files")
 
@@ -53,7 +54,7 @@ async def download(request: Request, sandbox_id: str, path: str) -> dict[str, An
     async for piece in tenant.node.files(info.id).read(_path(path), offset=0, length=None):
         content += piece
         if len(content) > _FILE_BYTES:
-            raise FileTooLargeError(f"{path!r} holds more than {_FILE_BYTES} bytes")
+            raise FileTooLargeError(f"{excerpt(path)} holds more than {_FILE_BYTES} bytes")
     return {
         "path": path,
         "content": base64.b64encode(content).decode("ascii"),
