@@ -8,7 +8,12 @@ import signal as signals
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
-from coldframe.protocol.errors import ClientClosedError, ColdframeError, SandboxStateError
+from coldframe.protocol.errors import (
+    ClientClosedError,
+    ColdframeError,
+    InvalidRequestError,
+    SandboxStateError,
+)
 from coldframe.protocol.following import merged
 from coldframe.protocol.models import (
     Capabilities,
@@ -23,6 +28,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
     SignalScope,
 )
+from coldframe.protocol.models.sandboxes import refuse_odd_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +97,10 @@ class ClientCore:
         return await (await self.link()).get(id_or_name)
 
     async def list(self, labels: Mapping[str, str] | None) -> tuple[SandboxInfo, ...]:
+        try:
+            refuse_odd_labels(labels or {})
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
         return await (await self.link()).list(labels)
 
     async def delete(self, sandbox_id: str) -> SandboxInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -12,8 +13,10 @@ from coldframe.client._calls import call
 from coldframe.client._connection import Answer
 from coldframe.client._http import Headers, Http
 from coldframe.protocol import wire
+from coldframe.protocol.errors import OperationNotFoundError, SandboxNotFoundError
 from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import ExecRequest, ExecResult, OutputChunk, SignalScope, Stream
+from coldframe.protocol.text import excerpt
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -139,10 +142,18 @@ def _identified(request: ExecRequest) -> ExecRequest:
     return request.model_copy(update={"operation_id": new_operation_id()})
 
 
-def sandbox_path(sandbox_id: str) -> str:
-    """Where a sandbox is."""
-    return f"/v1/sandboxes/{quote(sandbox_id, safe='')}"
+def sandbox_path(id_or_name: str) -> str:
+    """Where a sandbox is.
+
+    Raises:
+        SandboxNotFoundError: none is called that. Sent, a `/` would name another route.
+    """
+    if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._-]*", id_or_name):
+        raise SandboxNotFoundError(f"no sandbox has the id or name {excerpt(id_or_name)}")
+    return f"/v1/sandboxes/{id_or_name}"
 
 
 def _exec(operation_id: str) -> str:
+    if "/" in operation_id:
+        raise OperationNotFoundError(f"no exec has the operation id {excerpt(operation_id)}")
     return f"/v1/execs/{quote(operation_id, safe='')}"

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
 from coldframe.client._connection import Answer
+from coldframe.client._remote_execs import sandbox_path
 from coldframe.protocol import wire
 from coldframe.protocol.models import SessionExecRequest, SessionInfo, SessionRequest, SessionResult
 
@@ -21,12 +22,12 @@ class RemoteSessions:
         self._call = call
 
     async def create(self, sandbox_id: str, request: SessionRequest, /) -> SessionInfo:
-        target = f"/v1/sandboxes/{quote(sandbox_id, safe='')}/sessions"
+        target = f"{sandbox_path(sandbox_id)}/sessions"
         answer = await self._call("POST", target, wire.dump(request), within_s=_MARGIN_S)
         return wire.load(SessionInfo, answer.body)
 
     async def list(self, sandbox_id: str, /) -> tuple[SessionInfo, ...]:
-        answer = await self._call("GET", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/sessions")
+        answer = await self._call("GET", f"{sandbox_path(sandbox_id)}/sessions")
         return wire.load_all(SessionInfo, answer.body)
 
     async def get(self, session_id: str, /) -> SessionInfo:

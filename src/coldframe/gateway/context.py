@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -248,15 +248,20 @@ def raw_query(request: HTTPConnection, name: str) -> str | bytes:
     Raises:
         InvalidRequestError: it is missing.
     """
+    for found in raw_queries(request, name):
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return found
+    raise InvalidRequestError(f"the parameter {name!r} is missing")
+
+
+def raw_queries(request: HTTPConnection, name: str) -> Iterator[bytes]:
+    """Yield every value of a parameter, in the order of the query."""
     for part in request.scope["query_string"].split(b"&"):
         key, equals, value = part.partition(b"=")
         if equals and key == name.encode("ascii"):
-            found = unquote_to_bytes(value.replace(b"+", b" "))
-            try:
-                return found.decode()
-            except UnicodeDecodeError:
-                return found
-    raise InvalidRequestError(f"the parameter {name!r} is missing")
+            yield unquote_to_bytes(value.replace(b"+", b" "))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -167,6 +167,10 @@ class Faultless:
         except asyncio.CancelledError:
             log.debug("%s was not answered: the service has ended", scope["path"][:200])
         except Exception as error:  # noqa: BLE001 - the last handler there is
-            note_fault(scope, error)
+            if begun and isinstance(error.__cause__, ColdframeError):
+                # As a sandbox that ends while its files are read.
+                log.warning("%s: the answer was cut short: %s", scope["path"], error.__cause__)
+            else:
+                note_fault(scope, error)
             if not begun:
                 await fault()(scope, receive, send)

@@ -18,6 +18,7 @@ from coldframe.gateway.context import (
     enter,
     json_answer,
     json_list,
+    raw_queries,
     service_of,
     unless_gone,
 )
@@ -73,7 +74,8 @@ async def list_(
 ) -> Response:
     """List the caller's sandboxes that have not ended, oldest first, a page at a time."""
     tenant = enter(request, Scope.READ)
-    pairs = [one.partition("=") for one in label or ()]
+    asked = raw_queries(request, "label") if label else ()
+    pairs = [one.decode("utf-8", "surrogateescape").partition("=") for one in asked]
     if not all(equals for _, equals, _ in pairs):
         raise InvalidRequestError("label: write name=value")
     found = await tenant.list({name: value for name, _, value in pairs})

@@ -58,9 +58,22 @@ def test_client_finds_lists_and_deletes(client: SandboxClient) -> None:
     client.delete_sandbox(one.id)
     two.delete()
     assert two.info.state is SandboxState.DELETED
-    with pytest.raises(SandboxNotFoundError):
-        client.get_sandbox("one")
+    for name in ("one", "", ".", "..", "../one", f"{one.id}/execs", "\ud800"):
+        with pytest.raises(SandboxNotFoundError):
+            client.get_sandbox(name)
     assert client.get_sandbox(one.id).info.state is SandboxState.DELETED
+
+
+def test_labels_of_any_text_are_found_again(client: SandboxClient) -> None:
+    """By every way to the node; what could be mistaken for another label is refused."""
+    for labels in ({"a": ""}, {"a": "b=c"}, {"ü &#%3D+": "%00\n 名"}, {"\udcff": "\udcfe"}):
+        with client.create_sandbox("x", labels=labels) as sandbox:
+            assert [one.id for one in client.list_sandboxes(labels)] == [sandbox.id]
+    for labels in ({"a=b": "c"}, {"": "c"}, {"a": "\ud800"}):
+        with pytest.raises(InvalidRequestError, match="labels: "):
+            client.create_sandbox("x", labels=labels)
+        with pytest.raises(InvalidRequestError, match="labels: "):
+            client.list_sandboxes(labels)
 
 
 def test_sandbox_refuses_after_its_end(client: SandboxClient) -> None:

@@ -11,7 +11,15 @@ import httpx
 import pytest
 
 import coldframe
-from coldframe import InvalidRequestError, Sandbox, SandboxClient
+from coldframe import (
+    InvalidRequestError,
+    Sandbox,
+    SandboxClient,
+    SandboxNotFoundError,
+)
+from coldframe.protocol.errors import ServiceUnreachableError
+from tests.fixtures.service import Service
+from tests.integration.gateway.conftest import until_logged
 
 
 def _create(caller: httpx.Client, key: str | None = None, **spec: object) -> httpx.Response:
@@ -56,6 +64,38 @@ def test_list_pages_through_what_the_labels_name(caller: httpx.Client) -> None:
         cursor = page["next_cursor"]
 
     assert (found, cursor) == (made, None)
+
+
+def test_labels_of_any_text_are_found_again_through_a_service(remote: SandboxClient) -> None:
+    """In a query `=`, `&`, `%` and bytes that are no text must stay what they were."""
+    for labels in ({"a": ""}, {"a": "b=c"}, {"ü &#%3D+": "%00\n 名"}, {"\udcff": "\udcfe"}):
+        with remote.create_sandbox("any", labels=labels) as sandbox:
+            assert [one.id for one in remote.list_sandboxes(labels)] == [sandbox.id]
+
+
+def test_name_that_no_sandbox_can_have_reaches_no_other_route(remote: SandboxClient) -> None:
+    """`box/execs` is no name, and must not be asked for as the commands of `box`."""
+    remote.create_sandbox("any", name="box")
+    for name in ("", ".", "..", "../box", "box/execs", "box?", "\ud800"):
+        with pytest.raises(SandboxNotFoundError):
+            remote.get_sandbox(name)
+        with pytest.raises(SandboxNotFoundError):
+            remote.delete_sandbox(name)
+
+
+def test_answer_that_ends_with_its_sandbox_is_a_line_of_the_log(
+    remote: SandboxClient, service: Service
+) -> None:
+    """A sandbox may end while its files are read: that is no fault of the service's."""
+    sandbox = remote.create_sandbox("any")
+    sandbox.exec("head -c 64000000 /dev/zero > large")
+    pieces = sandbox.files.tar_down(sandbox.info.workdir)
+    next(pieces)
+    sandbox.delete()
+    with pytest.raises(ServiceUnreachableError):
+        list(pieces)
+
+    until_logged(service, "the answer was cut short")  # and the fixture looks for tracebacks
 
 
 def test_delete_twice_is_fine_and_a_stale_version_gets_the_present_state(

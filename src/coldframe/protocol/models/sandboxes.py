@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from pydantic import Field, model_validator
 
 from coldframe.protocol.models.base import GIB, MIB, Flag, Model, Number, Whole, refuse_empty
 from coldframe.protocol.network import NetworkPolicy
+from coldframe.protocol.text import excerpt
 
 _MOST_LABELS = 64
 _MOST_LABEL_TEXT, _MOST_ENV_TEXT = 16 << 10, 1 << 20
 """In characters, names and values together."""
 _MOST_NAME_TEXT = 4096
 """In characters, as long as a path may be."""
+
+
+def refuse_odd_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels that could not be asked for as `name=value`.
+
+    Raises:
+        ValueError: a name is empty or holds a `=`, or it is not text that can be encoded.
+    """
+    for name, value in labels.items():
+        if not name:
+            raise ValueError("labels: the name of one is empty")
+        if "=" in name:
+            raise ValueError(f"labels: the name {excerpt(name)} holds a '='")
+        try:
+            (name + value).encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"labels: {excerpt(name)} is not text that can be encoded: {error}"
+            ) from error
 
 
 class SandboxState(StrEnum):
@@ -71,8 +92,7 @@ class SandboxSpec(Model):
                 raise ValueError(f"{name}: at most {_MOST_NAME_TEXT} characters may be")
         refuse_empty("user", self.user)
         refuse_empty("workdir", self.workdir)
-        if "" in self.labels:
-            raise ValueError("labels: the name of one is empty")
+        refuse_odd_labels(self.labels)
         return self
 
 
