@@ -9,6 +9,7 @@ from coldframe.client._connection import Answer
 from coldframe.client._http import Headers, Http
 from coldframe.protocol import wire
 from coldframe.protocol.errors import Execution, ServiceUnreachableError
+from coldframe.protocol.ids import new_operation_id
 
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 """Before each further try to reach a service."""
@@ -54,6 +55,11 @@ async def call(
             raise wire.read_error(answer.body, answer.status)
         return answer
     raise AssertionError("the last try returns or raises")
+
+
+def once() -> Headers:
+    """Return the headers of a change that may be sent again: it is made once."""
+    return (("Idempotency-Key", new_operation_id()),)
 
 
 def _may_come_back(error: ServiceUnreachableError) -> bool:

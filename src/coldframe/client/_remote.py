@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from coldframe.client._calls import call
+from coldframe.client._calls import call, once
 from coldframe.client._connection import Address
 from coldframe.client._http import Http, Reviver
 from coldframe.client._presence import Presence
@@ -284,7 +284,9 @@ class RemoteNode(RemoteExecs):
         self, sandbox_id: str, operation_id: str | None = None, /
     ) -> tuple[ProcessInfo, ...]:
         query = "" if operation_id is None else f"?operation_id={quote(operation_id)}"
-        answer = await self._call("DELETE", f"{sandbox_path(sandbox_id)}/processes{query}")
+        answer = await self._call(
+            "DELETE", f"{sandbox_path(sandbox_id)}/processes{query}", headers=once()
+        )
         return wire.load_all(ProcessInfo, answer.body)
 
     async def listening_ports(self, sandbox_id: str, /) -> tuple[int, ...]:

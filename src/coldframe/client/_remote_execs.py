@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from coldframe.client._calls import call
+from coldframe.client._calls import call, once
 from coldframe.client._connection import Answer
 from coldframe.client._http import Headers, Http
 from coldframe.protocol import wire
@@ -81,15 +81,14 @@ class RemoteExecs:
                 return chunk
 
     async def write_stdin(self, operation_id: str, data: bytes, /) -> None:
-        # How much of it was written when a connection is lost is not known: never sent again.
-        await self._call("POST", f"{_exec(operation_id)}/stdin", data, replay=False)
+        await self._call("POST", f"{_exec(operation_id)}/stdin", data, once())
 
     async def close_stdin(self, operation_id: str, /) -> None:
         await self._call("POST", f"{_exec(operation_id)}/stdin?close=true")
 
     async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int:
         body = json.dumps({"signal": signum, "scope": scope}).encode()
-        answer = await self._call("POST", f"{_exec(operation_id)}/signal", body, replay=False)
+        answer = await self._call("POST", f"{_exec(operation_id)}/signal", body, once())
         return int(json.loads(answer.body)["reached"])
 
     async def cancel_exec(self, operation_id: str, /) -> None:
@@ -121,7 +120,6 @@ class RemoteExecs:
         body: bytes = b"",
         headers: Headers = (),
         *,
-        replay: bool = True,
         within_s: float | None = None,
     ) -> Answer:
         return await call(
@@ -130,7 +128,6 @@ class RemoteExecs:
             target,
             body,
             headers,
-            replay=replay,
             within_s=within_s,
             known=True,
         )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
+from coldframe.client._calls import once
 from coldframe.client._connection import Answer
 from coldframe.client._http import Http
 from coldframe.protocol import wire
@@ -19,7 +20,7 @@ Call = Callable[..., Awaitable[Answer]]
 
 
 class RemoteFiles:
-    """See `FileAccess`. Changes are not sent again when a connection is lost on the way."""
+    """See `FileAccess`. Contents are not sent again when a connection is lost on the way."""
 
     def __init__(self, http: Http, call: Call, sandbox: str) -> None:
         self._http, self._call, self._sandbox = http, call, sandbox
@@ -76,18 +77,19 @@ class RemoteFiles:
         exist_ok: bool = True,
     ) -> None:
         wanted = {"mode": mode, "parents": parents, "exist_ok": exist_ok, **_owner(owner)}
-        await self._post("files/directory", path, wanted, replay=exist_ok)
+        target = self._target("files/directory", path)
+        await self._call("POST", target, json.dumps(wanted).encode(), once())
 
     async def move(self, source: Path, target: Path) -> None:
         await self._call(
             "POST",
             f"{self._target('files/move', source)}&target={_quoted(target)}",
-            replay=False,
+            headers=once(),
         )
 
     async def remove(self, path: Path, *, recursive: bool = False) -> None:
         target = self._target("files", path, recursive=recursive)
-        await self._call("DELETE", target, replay=False)
+        await self._call("DELETE", target, headers=once())
 
     async def chmod(self, path: Path, mode: int) -> None:
         await self._put("files/mode", path, {"mode": mode})
@@ -119,10 +121,6 @@ class RemoteFiles:
             raise wire.read_error(body, head.status)
         told: dict[str, Any] = json.loads(body)
         return told
-
-    async def _post(self, route: str, path: Path, body: dict[str, Any], *, replay: bool) -> None:
-        target = self._target(route, path)
-        await self._call("POST", target, json.dumps(body).encode(), replay=replay)
 
     async def _put(self, route: str, path: Path, body: dict[str, Any]) -> None:
         await self._call("PUT", self._target(route, path), json.dumps(body).encode())

@@ -27,6 +27,7 @@ from coldframe.gateway.context import (
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.large import result_answer
 from coldframe.gateway.models import ExecStarted, Reached, Signal, Totals
+from coldframe.gateway.once import Once
 from coldframe.gateway.tenants import Tenant
 from coldframe.protocol.following import READ_BYTES
 from coldframe.protocol.models import (
@@ -40,6 +41,7 @@ from coldframe.protocol.models import (
 from coldframe.protocol.wire import chunk_headers
 
 router = APIRouter(prefix="/v1", tags=["execs"])
+_changes = APIRouter(prefix=router.prefix, tags=router.tags, route_class=Once)
 
 _START_S = 30.0
 """How long the start of a command, or a look at its output, may take."""
@@ -188,7 +190,7 @@ async def forget(request: Request, operation_id: OperationId) -> Response:
     return Response(status_code=204)
 
 
-@router.post(
+@_changes.post(
     "/execs/{operation_id}/stdin", status_code=204, response_model=None, openapi_extra=RAW_BODY
 )
 async def stdin(
@@ -198,7 +200,8 @@ async def stdin(
 ) -> Response:
     """Write a command's stdin, as fast as it reads.
 
-    Not to be sent again when the connection was lost: how much was written is not known.
+    Without `Idempotency-Key` not to be sent again when the connection was lost: how much was
+    written is not known.
     """
     tenant = enter(request, Scope.EXEC)
     inner = tenant.operation(operation_id)
@@ -210,7 +213,7 @@ async def stdin(
     return Response(status_code=204)
 
 
-@router.post(
+@_changes.post(
     "/execs/{operation_id}/signal", response_model=Reached, openapi_extra=documented(Signal)
 )
 async def signal(request: Request, operation_id: OperationId) -> Response:
@@ -243,3 +246,6 @@ async def mark(request: Request, operation_id: OperationId) -> Response:
     tenant = enter(request, Scope.READ)
     out, err = await unless_gone(request, tenant.node.mark(tenant.operation(operation_id)))
     return json_answer(Totals(stdout=out, stderr=err))
+
+
+router.routes.extend(_changes.routes)

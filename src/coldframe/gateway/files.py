@@ -23,13 +23,14 @@ from coldframe.gateway.context import (
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import MakeDirectory, Members, Mode, Ownership, Size
+from coldframe.gateway.once import Once
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import FileEntry, FileStat
 
 if TYPE_CHECKING:
     from coldframe.runtimes.base import FileAccess
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["files"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["files"], route_class=Once)
 
 _RANGE = re.compile(r"bytes=(?=.*\d)(\d{0,18})-(\d{0,18})")
 

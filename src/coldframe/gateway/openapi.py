@@ -26,6 +26,10 @@ Written by `python -m coldframe.gateway.openapi docs`; the whole, with schemas, 
 bytes of any size. Bytes in JSON are base64 in the URL-safe alphabet; a byte of a name or argument
 that is no UTF-8 is a lone surrogate (`\\udc80` to `\\udcff`), in a URL it is percent-encoded. What
 waits takes `wait_s`, at most 60; whoever wants to wait longer asks again.
+
+What has effects is done once for each operation id, and a replay gives the first answer: commands
+and sessions have it in the body (`operation_id`), creates and changes in `Idempotency-Key`. What is
+the same however often it is asked for (leases, policies, deletes of sandboxes) has none.
 """
 
 

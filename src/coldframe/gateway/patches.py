@@ -12,10 +12,11 @@ from starlette.responses import Response
 from coldframe.gateway.context import RAW_BODY, body_bytes, enter, json_answer, service_of
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import PatchApplied
+from coldframe.gateway.once import Once
 from coldframe.protocol.errors import InvalidRequestError, TooLargeError
 from coldframe.protocol.patching import apply_patch
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["files"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["files"], route_class=Once)
 
 _FILES_TO_PATCH = 4
 _BASE = re.compile(r"(.+)=([0-9a-fA-F]{64})", re.DOTALL)

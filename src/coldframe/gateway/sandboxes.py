@@ -24,6 +24,7 @@ from coldframe.gateway.context import (
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Lease, SandboxPage
+from coldframe.gateway.once import Once
 from coldframe.gateway.presence import PresenceName, presence_of
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import (
@@ -41,6 +42,7 @@ from coldframe.protocol.models import (
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+_changes = APIRouter(prefix=router.prefix, tags=router.tags, route_class=Once)
 
 
 @router.post("", status_code=201, response_model=SandboxInfo, openapi_extra=documented(SandboxSpec))
@@ -260,7 +262,7 @@ async def processes(request: Request, sandbox_id: str) -> Response:
     return json_list(tenant.processes(found))
 
 
-@router.delete("/{sandbox_id}/processes", response_model=list[ProcessInfo])
+@_changes.delete("/{sandbox_id}/processes", response_model=list[ProcessInfo])
 async def kill_processes(
     request: Request,
     sandbox_id: str,
@@ -273,3 +275,6 @@ async def kill_processes(
     inner = None if operation_id is None else tenant.operation(operation_id)
     killed = await tenant.node.kill_processes(tenant.sandbox(sandbox_id), inner)
     return json_list(tenant.processes(killed))
+
+
+router.routes.extend(_changes.routes)

@@ -47,7 +47,8 @@ class Scope:
     alive: bool = False
     """Whether spares in its directory of uppers are in use, or will be: the storage knows which."""
     known_names: frozenset[str] = frozenset(
-        {"lock", "daemon", "counts", "expired", "uppers", "spool", "workers"}
+        {"lock", "daemon", "counts", "uppers", "spool", "workers"}
+        | {"expired", "expired.new", "effects", "effects.new"}
     )
     """What may lie in the node's directory."""
 

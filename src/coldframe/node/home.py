@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coldframe.host import census, forks, gc, tally
-from coldframe.node import expired
+from coldframe.node import effects, expired
 from coldframe.node.expired import ExpiredIds
 from coldframe.protocol.errors import CapabilityError, StorageFullError
 
@@ -105,8 +105,10 @@ class NodeHome:
             raise
         self._lock = lock
         self.expired_ids: Path | None = None
+        self.effects: Path | None = None
         if self._daemon is not None:
             self.expired_ids = self.directory / expired.FILE
+            self.effects = self.directory / effects.FILE
             os.pwrite(self._daemon, b"%d\n" % (starts_of(self.directory) + 1), 0)
 
     def open_expired(self, most: int) -> ExpiredIds:

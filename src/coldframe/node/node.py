@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from coldframe.host.outcome import Outcome
 from coldframe.images.base import BuildStep, Image, StepResult
 from coldframe.node import fingerprints, machine, unclosed
 from coldframe.node.assembly import ImageResolver
+from coldframe.node.effects import Reply
 from coldframe.node.files import GuardedFiles
 from coldframe.node.life import Sandbox
 from coldframe.node.presences import Presence, Presences
@@ -325,6 +326,12 @@ class Node:
     ) -> OutputChunk:
         """Return bytes of a stream from a cursor on; with `wait`, at least one byte or eof."""
         return await self._works.execs.read(operation_id, stream, cursor, max_bytes, wait)
+
+    async def once(
+        self, operation_id: str, asked: str, owner: str | None, act: Callable[[], Awaitable[Reply]]
+    ) -> Reply:
+        """Return the first answer to a change of this id. Raises as `Effects.once`."""
+        return await self._works.effects.once(operation_id, asked, owner, act)
 
     async def write_stdin(self, operation_id: str, data: bytes) -> None:
         """Write to a command's stdin. Raises as `RunningExec.write_stdin`."""

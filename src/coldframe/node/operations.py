@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from coldframe.host.outcome import Outcome
+from coldframe.node.effects import EffectOperation
 from coldframe.node.expired import ExpiredIds
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
@@ -45,6 +46,8 @@ from coldframe.runtimes.base import RunningExec
 
 _RECORD_BYTES = 2048
 """What a result weighs besides its output."""
+_CHANGES_BYTES = 16 << 20
+"""Answers to changes that are kept."""
 _LISTED = 1000
 """Commands of a sandbox that are listed at most."""
 _LONGEST_LINE = 1000
@@ -138,7 +141,7 @@ class ExecOperation:
         return info.model_copy(update={name: getattr(result, name) for name in names})
 
 
-Operation = CreateOperation | ExecOperation
+Operation = CreateOperation | ExecOperation | EffectOperation
 
 
 class Operations:
@@ -154,6 +157,8 @@ class Operations:
         self._settings = settings
         self._known: dict[str, Operation] = {}
         self._ended: Pool[Operation] = Pool(settings.result_count, settings.result_bytes)
+        # Apart: a program that writes much to a command's stdin must not cost it its results.
+        self._changed: Pool[Operation] = Pool(settings.result_count, _CHANGES_BYTES)
         self._expired = ExpiredIds(settings.expired_ids) if expired is None else expired
         self._legacy = Legacy() if legacy is None else legacy
         self._legacy.on_dropped = self._on_dropped
@@ -192,6 +197,19 @@ class Operations:
             raise mismatch(operation_id)
         return operation
 
+    def find_effect(self, operation_id: str, asked: str) -> EffectOperation | None:
+        """Return the change of that id, if it was asked for so. Raises as `find_exec`."""
+        operation = self._find(operation_id)
+        if operation is None:
+            return None
+        if not isinstance(operation, EffectOperation) or operation.asked != asked:
+            raise mismatch(operation_id)
+        return operation
+
+    def effects(self) -> list[EffectOperation]:
+        """Return every change that is known, oldest first."""
+        return [one for one in self._known.values() if isinstance(one, EffectOperation)]
+
     def get(self, operation_id: str) -> ExecOperation:
         """Return a command's operation.
 
@@ -221,7 +239,8 @@ class Operations:
     def drop(self, operation: Operation) -> None:
         """Forget an operation that was refused before anything ran: its id may be used again."""
         self._known.pop(operation.id, None)
-        self._legacy.drop_exec(operation.id)
+        if isinstance(operation, ExecOperation):
+            self._legacy.drop_exec(operation.id)
 
     def go_on_create(self, sandbox: Sandbox) -> None:
         """Know the create of a sandbox that another process made."""
@@ -255,7 +274,7 @@ class Operations:
         """Keep an ended operation's result for its time, and let older ones go."""
         ago = 0.0 if operation.ended_unix is None else time.time() - operation.ended_unix
         operation.ended_at = time.monotonic() - max(0.0, ago)
-        self._ended.add(operation, operation.size)
+        self._pool_of(operation).add(operation, operation.size)
         self._prune()
 
     def settle(self, operation: Operation, ended: Outcome[Any]) -> None:
@@ -263,7 +282,7 @@ class Operations:
         if isinstance(operation, ExecOperation) and ended.exception() is None:
             operation.size += _output_bytes(ended.result())
         error = ended.exception()
-        if error is None or not _may_run_again(error):
+        if error is None or not may_run_again(error):
             self.end(operation)
         else:
             self.drop(operation)
@@ -280,15 +299,22 @@ class Operations:
 
     def _prune(self) -> None:
         oldest_kept = time.monotonic() - self._settings.result_ttl_s
-        while (oldest := next(iter(self._ended), None)) and oldest.ended_at <= oldest_kept:
-            self._expire(oldest)
-        while surplus := self._ended.surplus():
-            self._expire(surplus)
+        for pool in (self._ended, self._changed):
+            while (oldest := next(iter(pool), None)) and oldest.ended_at <= oldest_kept:
+                self._expire(oldest)
+            while surplus := pool.surplus():
+                self._expire(surplus)
+
+    def _pool_of(self, operation: Operation) -> Pool[Operation]:
+        return self._changed if isinstance(operation, EffectOperation) else self._ended
 
     def _expire(self, operation: Operation) -> None:
-        self._ended.remove(operation)
+        self._pool_of(operation).remove(operation)
         self._known.pop(operation.id, None)
-        self.refuse(operation.id, operation.owner)
+        share = operation.owner
+        if isinstance(operation, EffectOperation):
+            share = f"{share}'s changes"  # they crowd out each other's ids alone
+        self.refuse(operation.id, share)
         if isinstance(operation, ExecOperation):
             self.on_expire(operation)
             self._legacy.drop_exec(operation.id)
@@ -307,7 +333,8 @@ def _text(word: str | bytes) -> str:
     return data[: 4 * _LONGEST_LINE].decode("utf-8", "replace")
 
 
-def _may_run_again(error: BaseException) -> bool:
+def may_run_again(error: BaseException) -> bool:
+    """Whether nothing was done, and may well be when it is asked for again."""
     return isinstance(error, asyncio.CancelledError) or (
         isinstance(error, ColdframeError)
         and error.retryable

@@ -11,6 +11,7 @@ from functools import partial
 from coldframe.node.assembly import ImageResolver, assemble
 from coldframe.node.build import Builder, SandboxSteps
 from coldframe.node.creates import Creates
+from coldframe.node.effects import Effects
 from coldframe.node.execs import Execs
 from coldframe.node.expired import ExpiredIds
 from coldframe.node.home import NodeHome
@@ -47,6 +48,7 @@ class Works:
     sandboxes: Sandboxes
     sessions: Sessions
     creates: Creates
+    effects: Effects
     builder: Builder
 
     @property
@@ -97,6 +99,7 @@ class Works:
     def _close_stores(self) -> None:
         self.stores.close()
         self.expired.close()
+        self.effects.close()
 
     def go_on(self, found: Found) -> None:
         """Have the records again that another process had."""
@@ -177,6 +180,7 @@ async def _start(
         *(home, legacy, runtime, images, stores, outlives),
         *(expired, operations, execs, sandboxes, sessions),
         Creates(images, sandboxes, operations),
+        Effects(operations, home.effects),
         Builder(images, runtime.name, steps),
     )
     works.go_on(found)
