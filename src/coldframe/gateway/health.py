@@ -7,7 +7,7 @@ import time
 
 from coldframe.gateway.models import Health
 from coldframe.node.node import Node
-from coldframe.protocol.errors import CapacityError, ColdframeError, ImageNotFoundError
+from coldframe.protocol.errors import CapacityError, ColdframeError, CreateError
 from coldframe.protocol.models import MIB, SandboxSpec
 
 _PROBE_MEMORY = 64 * MIB
@@ -50,7 +50,7 @@ class HealthCheck:
         if known is None:
             return "any"
         if not known:
-            raise ImageNotFoundError(
+            raise CreateError(
                 "the store has no image, so no sandbox can be made; make one: "
                 "coldframe image bootstrap debian:bookworm"
             )

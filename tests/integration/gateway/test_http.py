@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from coldframe import (
     SandboxNotFoundError,
 )
 from coldframe.protocol.errors import ServiceUnreachableError
+from tests.fixtures.restart import Services, accounted
 from tests.fixtures.service import Service
 from tests.integration.gateway.conftest import until_logged
 
@@ -295,6 +298,20 @@ def test_health_is_a_sandbox_that_was_made_once_for_all_who_ask(caller: httpx.Cl
 
     assert {answer.status_code for answer in answers} == {200}
     assert caller.get("/v1/ledger").json()["created"] - before <= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root")
+def test_service_without_an_image_is_not_well(tmp_path: Path) -> None:
+    """A load balancer must send nobody there; whoever looks reads what to do."""
+    images = tmp_path / "none"
+    images.mkdir()
+    with accounted(Services(tmp_path, images)) as services:
+        services.start()
+        transport = httpx.HTTPTransport(uds=services.url.removeprefix("unix:"))
+        with httpx.Client(transport=transport, base_url="http://node", timeout=60) as requests:
+            answer = requests.get("/healthz")
+        assert answer.status_code == 503
+        assert "coldframe image bootstrap debian:bookworm" in answer.json()["message"]
 
 
 def test_metrics_have_states_queues_latencies_and_the_ledger(
