@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,3 +364,28 @@ def test_node_that_is_killed_in_the_middle_of_a_trial_is_told_and_the_trial_made
     assert lost.result.verifier_result is None
     assert again.outcome == 1.0
     assert (found.live, found.leaked, found.balanced) == (0, 0, True)
+
+
+def test_file_that_became_a_directory_with_a_link_in_it_is_refused(tmp_path: Path) -> None:
+    """Somebody in the sandbox may change it between a look and the copy; a link that is kept within
+    its own directory leads elsewhere on this machine."""
+    from coldframe.integrations.harbor import transfers
+    from coldframe.protocol.errors import PathRefusedError
+    from coldframe.protocol.models import FileKind
+
+    class FakeFiles:
+        async def stat(self, path: str) -> Any:
+            return SimpleNamespace(kind=FileKind.FILE)
+
+        async def download_tree(self, path: str, local: Path, *, on_refused: Any) -> int:
+            await asyncio.to_thread(local.mkdir)
+            await asyncio.to_thread((local / "log").symlink_to, "result.json")
+            return 1
+
+    (tmp_path / "result.json").write_text("ours")
+    sandbox: Any = SimpleNamespace(files=FakeFiles())
+    with pytest.raises(PathRefusedError, match="'/logs/log' is no regular file"):
+        asyncio.run(
+            transfers.download_file(sandbox, "/logs/log", tmp_path / "log", logging.getLogger())
+        )
+    assert [one.name for one in tmp_path.iterdir()] == ["result.json"]

@@ -514,6 +514,7 @@ def test_terminal_takes_keys_signals_and_sizes(orchard: Service, key: str, box: 
         _until(socket, lambda seen: b"50 120" in seen)
         _send(socket, "nonsense")
         socket.send("no json")
+        socket.send("[" * 99_999)
         _send(socket, "stdin", data=base64.b64encode(b"exit 7\n").decode())
         last = None
         with pytest.raises(ConnectionClosed):
@@ -551,7 +552,7 @@ def test_terminal_that_cannot_be_says_why(orchard: Service, key: str, box: str) 
         with pytest.raises(InvalidStatus) as refused, _terminal(orchard, path, shown):
             pass
         assert refused.value.response.status_code == 403
-    for first in ('{"type":"stdin"}', "no json", '{"type":"init","cmd":[]}'):
+    for first in ('{"type":"stdin"}', "no json", '{"type":"init","cmd":[]}', "[" * 99_999):
         with _terminal(orchard, box, key) as socket:
             socket.send(first)
             assert json.loads(socket.recv(timeout=20))["type"] == "error"

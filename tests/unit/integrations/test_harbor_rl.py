@@ -28,6 +28,7 @@ from coldframe.integrations.harbor_rl import (
     tasks_of_split,
 )
 from coldframe.integrations.harbor_rl.adapter import BIG_JOB
+from coldframe.integrations.harbor_rl.provenance import provenance
 from coldframe.integrations.harbor_rl.runner import Watch
 from coldframe.learning.contracts import MULTI_STEP_MEAN
 from coldframe.protocol.errors import CapabilityError
@@ -63,8 +64,8 @@ def result(trial_name: str = "sum__abc", path: str = "tasks/sum", **changes: Any
         "agent_result": copy.deepcopy(AGENT_RESULT),
         "verifier_result": {"rewards": {"reward": 1.0}},
         "exception_info": None,
-        "started_at": "2026-01-01T10:00:00",
-        "finished_at": "2026-01-01T10:01:00",
+        "started_at": "2026-01-01T10:00:00Z",
+        "finished_at": "2026-01-01T10:01:00Z",
         "step_results": None,
     }
     return base | changes
@@ -366,6 +367,42 @@ def test_reward_file_that_says_something_else_is_rejected(
         (verifier / name).unlink()
     (verifier / "reward.txt").write_text("1.0\n")
     assert adapter(tmp_path).to_policy_rollout(trial).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("started_at", "known"),
+    [
+        ("2026-01-01T10:00:00Z", 1767261600.0),
+        ("2026-01-01T11:00:00+01:00", 1767261600.0),
+        ("2026-01-01T10:00:00", None),  # of any zone
+        ("yesterday", None),
+    ],
+)
+def test_time_of_a_trial_is_known_or_its_provenance_is_not(
+    started_at: str, known: float | None
+) -> None:
+    """A time without its zone was taken for one of this machine's own."""
+    found = provenance(result(started_at=started_at), reward_schema="demo@1", version="0.18.0")
+
+    assert (found and found.started_at) == known
+
+
+@pytest.mark.parametrize("linked", ["verifier/reward.json", "verifier"])
+def test_reward_file_that_is_a_link_is_rejected_and_not_read(tmp_path: Path, linked: str) -> None:
+    """Where Harbor mounts the verifier's directory, a sandbox makes links to this machine's files,
+    and the refusal quoted what stood there."""
+    secret = tmp_path / "host"
+    secret.mkdir()
+    (secret / "reward.json").write_text("root:secret")
+    place = tmp_path / "trial" / linked
+    place.parent.mkdir(parents=True)
+    place.symlink_to(secret / "reward.json" if linked.endswith(".json") else secret)
+
+    with pytest.raises(ContractError, match="links are not followed") as refused:
+        adapter(tmp_path).to_policy_rollout(result(trial_uri=(tmp_path / "trial").as_uri()))
+
+    assert refused.value.rule == "reward_file"
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("uri", ["file://[no/address", "file://[x]/trial", "[", ""])

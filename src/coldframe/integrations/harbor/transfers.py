@@ -89,11 +89,16 @@ async def download_file(
         PathRefusedError: `source` is no regular file.
         PathNotFoundError and other FileErrors: it cannot be read.
     """
+    refused = PathRefusedError(f"{excerpt(source)} is no regular file")
     if (await sandbox.files.stat(source)).kind is not FileKind.FILE:
-        raise PathRefusedError(f"{excerpt(source)} is no regular file")
+        raise refused
     await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
     async with _fetched(sandbox, source, target.parent, logger) as fresh:
-        (fresh / source.rpartition("/")[2]).replace(target)
+        found = fresh / source.rpartition("/")[2]
+        # It may have become a directory since, with a link of that name in it.
+        if found.is_symlink() or not found.is_file():
+            raise refused
+        found.replace(target)
 
 
 @asynccontextmanager

@@ -5,13 +5,15 @@ Trials come as Harbor's `TrialResult` or as the map of a result.json, of 0.18 or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from coldframe.integrations.harbor_rl.specs import field_of
+from coldframe.integrations.harbor_trials.reading import Folder, ImportRefusedError
+from coldframe.integrations.harbor_trials.reward_files import hold_to_files, reward_files
 from coldframe.learning.contracts import (
     ContractError,
     PolicyIdentity,
@@ -20,18 +22,13 @@ from coldframe.learning.contracts import (
     Trial,
     TrialStep,
 )
-from coldframe.protocol.errors import RewardInvalidError
-from coldframe.protocol.text import excerpt
-from coldframe.rollouts.rewards import MAX_REWARD_BYTES, parse_reward
-
-REWARD_FILES = ("reward.json", "reward.txt")
 
 
 def evidence(trial: Any, *, split: str, policy: PolicyIdentity | None) -> Trial:
     """Return what a trial says of itself.
 
     Raises:
-        ContractError: a reward file beside it says something else than the result.
+        ContractError: a reward file beside it says something else than the result, or is a link.
     """
     name = str(field_of(trial, "trial_name"))
     steps = field_of(trial, "step_results") or ()
@@ -55,12 +52,24 @@ def evidence(trial: Any, *, split: str, policy: PolicyIdentity | None) -> Trial:
     )
     directory = _directory(field_of(trial, "trial_uri"))
     if directory is not None:
-        if not found.steps:
-            hold_to_files(name, found.rewards, _files(directory / "verifier"), "verifier")
-        for step in found.steps:
-            where = f"steps/{step.name}/verifier"
-            hold_to_files(name, step.rewards, _files(directory / where), where)
+        _hold_to_directory(found, directory)
     return found
+
+
+def _hold_to_directory(found: Trial, directory: Path) -> None:
+    """Hold a trial to what its verifiers left; a sandbox may have written there, links too."""
+    parts: list[tuple[tuple[str, ...], Any]] = [
+        (("steps", str(step.name), "verifier"), step.rewards) for step in found.steps
+    ]
+    try:
+        with Folder.opened(directory) as folder:
+            for where, rewards in parts or [(("verifier",), found.rewards)]:
+                files = reward_files(folder, *where)
+                hold_to_files(found.trial_name, rewards, files, "/".join(where))
+    except ImportRefusedError as error:
+        raise ContractError(
+            found.trial_name, error.file, error.field, error.problem, rule="reward_file"
+        ) from error
 
 
 def exception_of(part: Any) -> str | None:
@@ -107,40 +116,3 @@ def _directory(uri: Any) -> Path | None:
         return None
     directory = Path(unquote(parts.path))
     return directory if directory.is_dir() else None
-
-
-def _files(directory: Path) -> dict[str, bytes]:
-    """Return the reward files that are there, cut behind the largest that one may be."""
-    found = {}
-    for name in REWARD_FILES:
-        path = directory / name
-        if path.is_file():
-            with path.open("rb") as file:
-                found[name] = file.read(MAX_REWARD_BYTES + 1)
-    return found
-
-
-def hold_to_files(trial: str, rewards: Any, files: Mapping[str, bytes], where: str) -> None:
-    """Hold a result to the verifier's own file: Harbor makes numbers of text and bools.
-
-    Args:
-        files: the reward files that are there, by name.
-        where: names their directory in messages.
-    Raises:
-        ContractError: there are two files, it is no reward by our rules, or it says otherwise.
-    """
-    if not files or rewards is None:
-        return
-    (name, content), *others = files.items()
-    field = f"{where}/{name}"
-    if others:
-        problem = "there are two reward files, and one of them may be the agent's"
-        raise ContractError(trial, field, list(files), problem, rule="reward_file")
-    try:
-        written = parse_reward(content, name)
-    except RewardInvalidError as error:
-        problem = f"is no reward: {error}"
-        raise ContractError(trial, field, content[:80], problem, rule="reward_file") from error
-    if not isinstance(rewards, Mapping) or dict(rewards) != written:
-        problem = f"is not what the result says, {excerpt(str(rewards))}"
-        raise ContractError(trial, field, written, problem, rule="reward_file")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from coldframe.integrations.harbor_rl.trials import REWARD_FILES, hold_to_files
-from coldframe.integrations.harbor_trials.reading import Folder
 from coldframe.integrations.harbor_trials.results import ExceptionInfo, Part, TrialResult
+from coldframe.integrations.harbor_trials.reward_files import hold_to_files
 from coldframe.learning.contracts import ContractError
 from coldframe.learning.contracts.values import is_number
 from coldframe.protocol.errors import (
@@ -29,7 +28,6 @@ from coldframe.protocol.wire import every_error
 from coldframe.rollouts.attribution import MAX_TEXT, Phase
 from coldframe.rollouts.boot import BootDeadlineError
 from coldframe.rollouts.healthcheck import UnhealthyError
-from coldframe.rollouts.rewards import MAX_REWARD_BYTES
 from coldframe.trajectories.recorder import plain_text
 from coldframe.trajectories.schema import Failure, PolicyFailure, Termination
 
@@ -98,16 +96,6 @@ def ending_of(trial: str, part: Part, files: dict[str, bytes]) -> Ending:
     except (ContractError, RewardInvalidError) as error:
         return Ending(None, _unverified(error, RewardInvalidError.code), termination, said)
     return Ending(rewards, None, termination, said)
-
-
-def reward_files(trial: Folder, *directory: str) -> dict[str, bytes]:
-    """Return the verifier's reward files that are there.
-
-    Raises:
-        ImportRefusedError: one is a link, no file, or larger than any reward.
-    """
-    found = {name: trial.read(*directory, name, limit=MAX_REWARD_BYTES) for name in REWARD_FILES}
-    return {name: content for name, content in found.items() if content is not None}
 
 
 def _verdict(trial: str, rewards: Any, files: dict[str, bytes]) -> dict[str, float]:

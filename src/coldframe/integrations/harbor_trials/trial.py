@@ -10,7 +10,7 @@ from coldframe.integrations.harbor_trials.atif import (
     Found,
     read_conversation,
 )
-from coldframe.integrations.harbor_trials.endings import Ending, ending_of, reward_files
+from coldframe.integrations.harbor_trials.endings import Ending, ending_of
 from coldframe.integrations.harbor_trials.reading import (
     Folder,
     ImportRefusedError,
@@ -18,6 +18,7 @@ from coldframe.integrations.harbor_trials.reading import (
     validated,
 )
 from coldframe.integrations.harbor_trials.results import Part, TrialResult, moment
+from coldframe.integrations.harbor_trials.reward_files import reward_files
 from coldframe.integrations.harbor_trials.steps import kept_documents, read_steps
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.identity import (

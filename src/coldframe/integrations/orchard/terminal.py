@@ -16,7 +16,7 @@ from coldframe.gateway.identity import Scope
 from coldframe.gateway.tenants import Tenant
 from coldframe.integrations.orchard.jobs import argvs
 from coldframe.integrations.orchard.words import Init
-from coldframe.protocol import wire
+from coldframe.protocol import strict_json, wire
 from coldframe.protocol.errors import (
     CapacityError,
     ColdframeError,
@@ -94,8 +94,8 @@ async def _serve(socket: WebSocket, tenant: Tenant, inner: str) -> None:
 
 def _init(text: str) -> Init:
     try:
-        told = json.loads(text)
-    except ValueError:
+        told = strict_json.parse(text)
+    except strict_json.NotStrictError:
         told = None
     if not isinstance(told, dict) or told.get("type") != "init":
         raise InvalidRequestError("the first frame is of type init")
@@ -147,8 +147,8 @@ async def _hear(socket: WebSocket, tenant: Tenant, operation_id: str) -> None:
     """Do what frames say; one that says nothing known is passed over. Returns on `close`."""
     while True:
         try:
-            told = json.loads(await socket.receive_text())
-        except ValueError:
+            told = strict_json.parse(await socket.receive_text())
+        except strict_json.NotStrictError:
             continue
         except (WebSocketDisconnect, KeyError):
             return
