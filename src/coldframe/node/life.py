@@ -100,6 +100,8 @@ class Sandbox:
     """How many refusals of the present guard events were made of."""
     watchers: list[asyncio.Future[None]] = field(default_factory=list)
     """Of those that wait for its next transition."""
+    held: int = 0
+    """What its environment counts for in its owner's share while it lives."""
     spool_bytes: int = 0
     """What the output of its commands counts for, beyond their results."""
     trace_id: str | None = field(default_factory=tracing.current)

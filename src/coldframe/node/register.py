@@ -9,16 +9,18 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import overload
 
 from coldframe.images.base import Image, ImageConfig
 from coldframe.node.events import Events
-from coldframe.node.legacy import Legacy
+from coldframe.node.legacy import Legacy, read_sandbox
 from coldframe.node.life import Sandbox
 from coldframe.node.pool import Pool
 from coldframe.node.settings import NodeSettings
+from coldframe.node.shares import Shares
 from coldframe.protocol import wire
-from coldframe.protocol.errors import NameInUseError, SandboxNotFoundError
+from coldframe.protocol.errors import CapacityError, NameInUseError, SandboxNotFoundError
 from coldframe.protocol.models import (
     EventKind,
     GuardReport,
@@ -31,8 +33,12 @@ from coldframe.protocol.models import (
 )
 from coldframe.protocol.network import EgressEvent
 from coldframe.protocol.text import excerpt
+from coldframe.runtimes.base import Gone, SandboxHandle
+from coldframe.runtimes.outliving import Found
 
 _ENDS = ("deleted", "expired", "failed", "lost")
+_LARGE_ENVIRONMENT = 64 << 10
+"""Smaller ones, of as many as may live, weigh nothing to speak of."""
 
 
 class Register:
@@ -52,6 +58,7 @@ class Register:
         legacy.find = self.find
         self._live: dict[str, Sandbox] = {}
         self._names: dict[str, Sandbox] = {}
+        self._environments = Shares(settings.owner_window_bytes, "environments of sandboxes")
         self._ended: Pool[Sandbox] = Pool(settings.ended_count, settings.ended_bytes)
         self._cleaning: dict[str, Sandbox] = {}
         """Lost or failed sandboxes that the runtime is still giving back."""
@@ -136,7 +143,12 @@ class Register:
         )
 
     def open(self, sandbox: Sandbox) -> None:
-        """Enter a new sandbox."""
+        """Enter a new sandbox.
+
+        Raises:
+            CapacityError: environments of its owner's live ones hold too much.
+        """
+        self._weigh(sandbox)
         self._counts["created"] += 1
         self.changes += 1
         self._enter(sandbox)
@@ -149,6 +161,9 @@ class Register:
         self._counts[count] += 1
         self.changes += 1
         del self._live[sandbox.id]
+        if sandbox.held:
+            self._environments.give_back(sandbox.owner, sandbox.held)
+            sandbox.held = 0
         if sandbox.spec.name is not None and self._names.get(sandbox.spec.name) is sandbox:
             del self._names[sandbox.spec.name]
         self._remember(sandbox)
@@ -163,6 +178,12 @@ class Register:
         """The kernel holds nothing of it any more."""
         self._cleaning.pop(sandbox.id, None)
         self.changes += 1
+
+    def _weigh(self, sandbox: Sandbox) -> None:
+        size = sum(len(key) + len(value) for key, value in sandbox.spec.env.items())
+        if size > _LARGE_ENVIRONMENT:
+            self._environments.take(sandbox.owner, size)
+            sandbox.held = size
 
     def _enter(self, sandbox: Sandbox) -> None:
         self._live[sandbox.id] = sandbox
@@ -196,22 +217,43 @@ class Register:
 
     # --- from another process ---------------------------------------------------------
 
-    def go_on(self, sandboxes: Sequence[Sandbox]) -> None:
-        """Have the records of sandboxes that another process had opened."""
-        for sandbox in sandboxes:
+    def go_on(self, found: Found) -> list[tuple[Sandbox, SandboxHandle]]:
+        """Have the records of sandboxes that another process had opened; return those that live.
+
+        What it had begun and nothing is found of was never made, or was lost with what kept it.
+        """
+        records = [
+            (one, read_sandbox(one, self.record(one.id, one.spec, one.image)))
+            for one in found.sandboxes
+        ]
+        unended = [(one, sandbox) for one, sandbox in records if not sandbox.ended]
+        counted = self._counts["created"] - sum(self._counts[name] for name in _ENDS)
+        surplus = len(unended) - counted
+        for _, sandbox in records:
             if sandbox.ended:
                 self._remember(sandbox)
             else:
+                with suppress(CapacityError):  # the bound was larger then
+                    self._weigh(sandbox)
                 self._enter(sandbox)
+        for one, sandbox in unended:
+            if one.handle is not None:
+                continue
+            count = self._finish_found(sandbox, one.gone)
+            if surplus > 0:  # it had counted the end already, and was killed in that moment
+                self._counts[count] -= 1
+                surplus -= 1
+        if surplus < 0:
+            self._counts["failed" if found.complete else "lost"] -= surplus
+        return [(sandbox, one.handle) for one, sandbox in unended if one.handle is not None]
 
-    @property
-    def unended(self) -> int:
-        """How many have not ended by the counts alone."""
-        return self._counts["created"] - sum(self._counts[name] for name in _ENDS)
-
-    def correct(self, count: str, by: int) -> None:
-        """Count what another process had no time to, or had counted already."""
-        self._counts[count] += by
+    def _finish_found(self, sandbox: Sandbox, gone: Gone | None) -> str:
+        """End the record of one that ended while there was no process; return what it counts as."""
+        if sandbox.state is SandboxState.PROVISIONING:
+            sandbox.move(SandboxState.READY)
+        if sandbox.state is SandboxState.TERMINATING:
+            return self.finish(sandbox, SandboxState.DELETED)
+        return self.finish(sandbox, SandboxState.LOST, None if gone is None else gone.cause)
 
 
 class _Ids(Sequence[str]):

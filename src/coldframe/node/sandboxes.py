@@ -13,7 +13,7 @@ from coldframe.images.base import Image
 from coldframe.node.background import Background
 from coldframe.node.execs import Execs
 from coldframe.node.leases import Leases
-from coldframe.node.legacy import Legacy, read_sandbox
+from coldframe.node.legacy import Legacy
 from coldframe.node.life import LEASE_ENDED, Sandbox
 from coldframe.node.presences import Presence, Presences
 from coldframe.node.queueing import FairQueue
@@ -324,27 +324,9 @@ class Sandboxes:
     # --- from and to another process --------------------------------------------------
 
     def go_on(self, found: Found) -> None:
-        """Have the sandboxes that another process has left.
-
-        What it had begun and nothing is found of was never made, or was lost with what kept it.
-        """
-        records = [
-            (one, read_sandbox(one, self.register.record(one.id, one.spec, one.image)))
-            for one in found.sandboxes
-        ]
-        unended = [(one, sandbox) for one, sandbox in records if not sandbox.ended]
-        surplus = len(unended) - self.register.unended
-        self.register.go_on([sandbox for _, sandbox in records])
-        for one, sandbox in unended:
-            if one.handle is not None:
-                self._go_on_with(sandbox, one.handle)
-                continue
-            count = self._finish_found(sandbox, one.gone)
-            if surplus > 0:  # it had counted the end already, and was killed in that moment
-                self.register.correct(count, -1)
-                surplus -= 1
-        if surplus < 0:
-            self.register.correct("failed" if found.complete else "lost", -surplus)
+        """Have the sandboxes that another process has left."""
+        for sandbox, handle in self.register.go_on(found):
+            self._go_on_with(sandbox, handle)
         self.presences.go_on()
 
     def _go_on_with(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
@@ -365,15 +347,6 @@ class Sandboxes:
             await self.end(sandbox, expired=expired)
         except ColdframeError as error:
             self._background.faults.append(str(error))
-
-    def _finish_found(self, sandbox: Sandbox, gone: Gone | None) -> str:
-        """End the record of one that ended while there was no process; return what it counts as."""
-        if sandbox.state is SandboxState.PROVISIONING:
-            sandbox.move(SandboxState.READY)
-        if sandbox.state is SandboxState.TERMINATING:
-            return self.register.finish(sandbox, SandboxState.DELETED)
-        cause = None if gone is None else gone.cause
-        return self.register.finish(sandbox, SandboxState.LOST, cause)
 
     def leave(self) -> None:
         """Let nothing more happen by itself: another process goes on."""

@@ -22,6 +22,7 @@ from coldframe.node import shellscript
 from coldframe.node.execs import Execs
 from coldframe.node.operations import ExecOperation, never_ran
 from coldframe.node.session_command import SessionCommand, heard
+from coldframe.node.session_reports import Reports, stop
 from coldframe.node.windows import Window
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -54,8 +55,6 @@ KILL_S = 30.0
 SETTLE_S = 0.01
 """Output of longer commands is read while they run; 10 ms cannot overrun the spool."""
 
-_LINE_BYTES = 4096
-
 
 class Session:
     """One session. Its commands run one after another."""
@@ -79,10 +78,7 @@ class Session:
         """Done when the shell has ended."""
         shell.ended.then(lambda _: self._end.set_result(None))
         self._turn = asyncio.Lock()
-        self._status_at = 0
-        self._lines = b""
-        self._deaf = False
-        """Whether nothing can report any more: the shell has ended, or is another program now."""
+        self._reports = Reports(execs, shell.id, self._end)
 
     async def greet(self) -> None:
         """Wait until the shell answers.
@@ -95,14 +91,14 @@ class Session:
         answer, silence = None, "ended at once"
         with suppress(BrokenPipeError):
             await self._execs.write_stdin(self.id, shellscript.greeting(nonce))
-            status = asyncio.ensure_future(self._status(nonce))
+            status = asyncio.ensure_future(self._reports.next(nonce))
             try:
                 if await heard(status, at_most_s=START_DEADLINE_S):
                     answer = status.result()
                 else:
                     silence = f"gave no answer within {START_DEADLINE_S:g} s"
             finally:
-                await _stop(status)
+                await stop(status)
         if answer is None:
             await self.kill()
             self.shell.ended.result()
@@ -216,7 +212,7 @@ class Session:
                     await self._give_up(status)
             answer = status.result()
         finally:
-            await _stop(status, reader)
+            await stop(status, reader)
         command.end(await self._totals(answer))
         for stream, end in zip(reading, command.ended, strict=True):
             async for chunk in between(self, self.id, stream, reading[stream], end):
@@ -232,54 +228,19 @@ class Session:
         try:
             if not adopted:
                 await self._execs.write_stdin(self.id, script)
-            elif not self._deaf:
+            elif not self._reports.over:
                 # Whether the other process came to write it: an idle shell answers this at once,
                 # a busy one reports the command first.
                 probe = shellscript.new_nonce()
                 await self._execs.write_stdin(self.id, shellscript.ask(probe))
-                told = await self._status(command.nonce, probe)
+                told = await self._reports.next_or_end(command.nonce, probe)
                 if told is None or told[0] == command.nonce:
-                    return await self._heard(told)
+                    return None if told is None else told[1]
                 await self._execs.write_stdin(self.id, script)
-            return await self._heard(await self._status(command.nonce))
         except BrokenPipeError:
-            return await self._heard(await self._status(command.nonce))
-
-    async def _heard(self, told: tuple[bytes, bytes] | None) -> bytes | None:
-        if told is not None:
-            return told[1]
-        self._deaf = True
-        await asyncio.wait({self._end})
-        return None
-
-    async def _status(self, *nonces: bytes) -> tuple[bytes, bytes] | None:
-        """Return what the shell reports under one of these, or None: nothing reports any more."""
-        while True:
-            while b"\n" in self._lines:
-                line, _, self._lines = self._lines.partition(b"\n")
-                nonce, _, told = line.partition(b" ")
-                if nonce in nonces and shellscript.is_report(told):
-                    return nonce, told
-            chunk = await self._status_chunk()
-            if chunk is None or not chunk.data:
-                return None
-            self._status_at = chunk.next_cursor
-            self._lines = (self._lines + chunk.data)[-_LINE_BYTES:]
-
-    async def _status_chunk(self) -> OutputChunk | None:
-        """Return what was reported next, of a shell that has ended what is there; None: nothing."""
-        end = self._end
-        read = asyncio.ensure_future(
-            self._execs.read(self.id, "status", self._status_at, _LINE_BYTES, not end.done())
-        )
-        try:
-            waits: set[asyncio.Future[Any]] = {read, end}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if end.done() and not read.done():
-                return None
-            return read.result()
-        finally:
-            await _stop(read)
+            pass  # it has ended; what it reported before can still be heard
+        told = await self._reports.next_or_end(command.nonce)
+        return None if told is None else told[1]
 
     async def read_output(
         self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool, /
@@ -316,7 +277,7 @@ class Session:
             SandboxStateError: it cannot be ended.
         """
         give_up = time.monotonic() + GRACE_S
-        while not (self._deaf or status.done()) and time.monotonic() < give_up:
+        while not (self._reports.over or status.done()) and time.monotonic() < give_up:
             await self._execs.signal(self.id, shellscript.GIVE_UP_SIGNAL, SignalScope.LEADER)
             await self.signal(signals.SIGKILL)
             await asyncio.wait({status}, timeout=0.1)
@@ -395,10 +356,3 @@ class Session:
 async def _ends(task: asyncio.Future[Any], timeout_s: float) -> bool:
     await asyncio.wait({task}, timeout=timeout_s)
     return task.done()
-
-
-async def _stop(*tasks: asyncio.Task[Any] | None) -> None:
-    for task in tasks:
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait({task})

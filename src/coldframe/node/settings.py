@@ -81,7 +81,7 @@ class NodeSettings:
     """COLDFRAME_EVENT_COUNT: transitions of sandboxes that can still be read, the newest."""
     owner_window_bytes: int = 1 << 30
     """COLDFRAME_OWNER_WINDOW_BYTES: windows above 1 MiB and requests above 64 KiB of one
-    owner's running commands.
+    owner's running commands; as much again for environments above 64 KiB of its live sandboxes.
 
     Both streams of each count; more is refused.
     """

@@ -24,15 +24,9 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
-from coldframe.runtimes.fake_spool import Spool
+from coldframe.runtimes.fake_output import FakeOutput
 from coldframe.runtimes.fake_streams import Stdin, Streams
 from coldframe.runtimes.fake_zygote import ENDED, FAILED, REPORT, STARTED, descendants, kill_below
-
-_READ = 1 << 18
-_STATUS_BYTES = 2 << 20
-"""Of these the second half is the newest."""
-_PIPE_MAX = 1 << 20
-"""More than a pipe or a terminal holds."""
 
 
 def process_name(pid: int) -> str | None:
@@ -68,13 +62,7 @@ class FakeExec:
         self._operation_id = operation_id
         self._sandbox_id = sandbox_id
         self._ended = ended
-        self._spools: dict[Stream, Spool] = {
-            "stdout": Spool("stdout", request.spool_bytes),
-            "stderr": Spool("stderr", request.spool_bytes),
-        }
-        if request.status_pipe:
-            self._spools["status"] = Spool("status", _STATUS_BYTES)
-        self._readers: dict[int, Spool] = {}
+        self._output = FakeOutput(request, self._check_kill_bytes)
         self._stdin: Stdin | None = None
         self._status: socket.socket | None = None
         self._leader: int | None = None
@@ -112,11 +100,7 @@ class FakeExec:
         """
         self._status = status
         self._stdin = None if streams.stdin is None else Stdin(streams.stdin, self._gone)
-        for name, fd in streams.outputs.items():
-            self._readers[fd] = self._spools[name]
-            self._loop.add_reader(fd, self._drain, fd)
-        if "stderr" not in streams.outputs:
-            self._spools["stderr"].end()
+        self._output.watch(streams.outputs)
         status.setblocking(False)
         self._loop.add_reader(status.fileno(), self._on_status)
         failure = await asyncio.shield(self._started)
@@ -201,7 +185,7 @@ class FakeExec:
             await self._gone.wait()
         if self._deadline is not None:
             self._deadline.cancel()
-        self._drain_now()
+        self._output.drain()
         if not self._finished.done():
             self._finished.set_result(self._result(status, usage))
 
@@ -229,8 +213,8 @@ class FakeExec:
             reason=reason,
             exit_code=code,
             signal=signum,
-            out=self._spools["stdout"].output(window),
-            err=self._spools["stderr"].output(window),
+            out=self._output.window("stdout", window),
+            err=self._output.window("stderr", window),
             started_at=self._began[0],
             ended_at=time.time(),
             duration_s=time.monotonic() - self._began[1],
@@ -241,67 +225,32 @@ class FakeExec:
 
     def _close(self) -> None:
         """Give back every descriptor; what was kept stays readable."""
-        for fd in list(self._readers):
-            self._end_stream(fd)
+        self._output.close()
         self._close_stdin()
 
     # --- output -----------------------------------------------------------------------
-
-    def _drain(self, fd: int) -> int:
-        spool = self._readers.get(fd)
-        if spool is None:
-            return 0
-        try:
-            data = os.read(fd, _READ)
-        except BlockingIOError:
-            return 0
-        except OSError:  # a terminal whose last user has closed it
-            data = b""
-        if not data:
-            self._end_stream(fd)
-            return 0
-        spool.feed(data)
-        self._check_kill_bytes()
-        return len(data)
-
-    def _drain_now(self) -> None:
-        """Read what is in the pipes at this moment, however fast somebody goes on writing."""
-        for fd in list(self._readers):
-            left = _PIPE_MAX
-            while left > 0 and (count := self._drain(fd)):
-                left -= count
-
-    def _end_stream(self, fd: int) -> None:
-        spool = self._readers.pop(fd, None)
-        if spool is not None:
-            self._loop.remove_reader(fd)
-            os.close(fd)
-            spool.end()
 
     def _check_kill_bytes(self) -> None:
         limit = self._request.kill_bytes
         if limit is None or self._reason is not None:
             return
-        if self._spools["stdout"].total + self._spools["stderr"].total > limit:
+        if sum(self._output.totals) > limit:
             self.end(Reason.OUTPUT_LIMIT)
 
     async def read(
         self, stream: Stream, cursor: int, max_bytes: int, *, wait: bool = True
     ) -> OutputChunk:
         """See `RunningExec.read`."""
-        if stream not in self._spools:
-            raise InvalidRequestError(f"stream {stream!r} needs a request with status_pipe")
-        return await self._spools[stream].read(cursor, max_bytes, wait=wait)
+        return await self._output.read(stream, cursor, max_bytes, wait=wait)
 
     async def mark(self) -> tuple[int, int]:
         """See `RunningExec.mark`."""
-        self._drain_now()
-        return self._spools["stdout"].total, self._spools["stderr"].total
+        self._output.drain()
+        return self._output.totals
 
     async def forget(self) -> None:
         """See `RunningExec.forget`."""
-        for spool in self._spools.values():
-            spool.drop()
+        self._output.drop()
 
     async def wait(self) -> ExecResult:
         """See `RunningExec.wait`."""

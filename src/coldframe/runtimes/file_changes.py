@@ -8,9 +8,7 @@ or at the next look. Why no tree search by generation, nor events: docs/adr/0066
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,10 +18,10 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from coldframe.host.patience import Patience
-from coldframe.host.roottree import closing
-from coldframe.host.treewalk import Entry, open_file, walk
+from coldframe.host.treewalk import Entry, walk
 from coldframe.images.digest import is_whiteout
-from coldframe.protocol.models import HASHED_FILE_BYTES, Change, FileChange
+from coldframe.protocol.models import Change, FileChange
+from coldframe.runtimes.file_contents import Contents
 from coldframe.runtimes.file_index import (
     DIRECTORY,
     FILE,
@@ -51,15 +49,12 @@ EXCLUDED = (
     "/proc, /sys, /dev and whatever else is mounted in the sandbox",
     "writes to a mapping of a file that was written by it at the look before",
 )
-MOST_HASHED_BYTES = 256 << 20
-"""Content that one look reads."""
 MOST_PATH_BYTES = 256 << 10
 """All paths of one answer together: those of a deep tree are long."""
 MOST_NAMES = 200_000
 """Names that are held at once."""
 _FRESH_NS = 20_000_000
 """Longer than any kernel's tick, by which times of change are told apart."""
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,8 @@ class _Look:
         self._next = next(self._before)
         self._after = IndexWriter()
         self._fresh_from_ns = time.time_ns() - _FRESH_NS
-        self._hash_bytes, self._path_bytes = MOST_HASHED_BYTES, MOST_PATH_BYTES
+        self._contents = Contents(image, patience)
+        self._path_bytes = MOST_PATH_BYTES
         self._counts: Counter[Change] = Counter()
         self._entries: list[FileChange] = []
         self._way: list[bytes] = []
@@ -242,55 +238,17 @@ class _Look:
             return Seen(depth, name, state, inode, b"")
         content = b""
         if before is None:
-            content = self._content(entry) if self._has_room else b""
+            content = self._contents.of(entry) if self._has_room else b""
             self._tell(Change.CREATED, name, state, content)
         elif not _same(before, state):
-            content = self._content(entry) if self._has_room else b""
+            content = self._contents.of(entry) if self._has_room else b""
             self._tell(Change.CHANGED, name, state, content)
         elif state[:1] in (FILE, LINK):
-            was = self._content_below(entry, below) if seen is None else seen.content
-            content = self._content(entry) if was or self._has_room else b""
+            was = self._contents.below(entry.name, below) if seen is None else seen.content
+            content = self._contents.of(entry) if was or self._has_room else b""
             if not was or was != content:
                 self._tell(Change.CHANGED, name, state, content)
         return Seen(depth, name, state, inode, content)
-
-    # --- content ----------------------------------------------------------------------
-
-    def _content(self, entry: Entry) -> bytes:
-        """Digest of what a file or link of the upper holds; empty: not known."""
-        with suppress(OSError):  # changed meanwhile: not known, and different at the next look
-            if stat.S_ISLNK(entry.stat.st_mode):
-                return hashlib.sha256(os.readlink(entry.name, dir_fd=entry.parent)).digest()
-            if stat.S_ISREG(entry.stat.st_mode) and self._may_read(entry.stat.st_size):
-                with closing(open_file(entry)) as fd:
-                    return self._digest(fd)
-        return b""
-
-    def _content_below(self, entry: Entry, below: os.stat_result | None) -> bytes:
-        """As `_content`, of what the image has there."""
-        assert below is not None
-        if stat.S_ISLNK(below.st_mode):
-            target = self._image.look_at(entry.name)[1] or b""
-            return hashlib.sha256(target).digest()
-        if not self._may_read(below.st_size):
-            return b""
-        with closing(self._image.open(entry.name)) as fd:
-            return self._digest(fd)
-
-    def _may_read(self, size: int) -> bool:
-        return size <= min(HASHED_FILE_BYTES, self._hash_bytes)
-
-    def _digest(self, fd: int) -> bytes:
-        content, at = hashlib.sha256(), 0
-        while at <= HASHED_FILE_BYTES:
-            self._patience.check()
-            piece = os.pread(fd, _PIECE, at)
-            if not piece:
-                self._hash_bytes -= at
-                return content.digest()
-            content.update(piece)
-            at += len(piece)
-        return b""  # it grew meanwhile
 
     # --- telling ----------------------------------------------------------------------
 

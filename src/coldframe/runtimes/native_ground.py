@@ -21,7 +21,7 @@ from coldframe.host.storage import adopt, open_storage
 from coldframe.host.storage_base import Storage
 from coldframe.protocol.errors import CapabilityError
 from coldframe.runtimes import native_guard
-from coldframe.runtimes.native_egress import NodeNetwork
+from coldframe.runtimes.native_network import NodeNetwork
 from coldframe.runtimes.native_takeover import Left
 
 P = ParamSpec("P")

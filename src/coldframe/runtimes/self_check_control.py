@@ -8,6 +8,7 @@ from functools import partial
 
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import PtySize, Reason, SignalScope
+from coldframe.runtimes.base import RunningExec
 from coldframe.runtimes.self_check_lab import (
     Bench,
     Checks,
@@ -204,6 +205,13 @@ _FAMILY = (
 """A leader, one child in its group, and one in a session of its own."""
 
 
+async def _family(bench: Bench) -> RunningExec:
+    """Start a leader with children in its group and in another session."""
+    running = await bench.start(_FAMILY)
+    await read_until(running, b"ready")
+    return running
+
+
 async def _has_processes(bench: Bench, number: int) -> bool:
     return len(await bench.handle.processes()) == number
 
@@ -212,8 +220,7 @@ async def _has_processes(bench: Bench, number: int) -> bool:
 async def signal_to_the_leader_reaches_it_alone(lab: Lab) -> None:
     """Its children become leftovers."""
     async with lab.sandbox() as bench:
-        running = await bench.start(_FAMILY)
-        await read_until(running, b"ready")
+        running = await _family(bench)
         equal(await running.signal(signal.SIGKILL, SignalScope.LEADER), 1, "processes reached")
         result = await running.wait()
         equal((result.reason, result.signal), (Reason.SIGNAL, 9), "end")
@@ -225,8 +232,7 @@ async def signal_to_the_leader_reaches_it_alone(lab: Lab) -> None:
 async def signal_to_the_group_spares_other_sessions(lab: Lab) -> None:
     """As control-C would."""
     async with lab.sandbox() as bench:
-        running = await bench.start(_FAMILY)
-        await read_until(running, b"ready")
+        running = await _family(bench)
         equal(await running.signal(signal.SIGKILL), 2, "processes reached")
         await running.wait()
         await until(partial(_has_processes, bench, 1))
@@ -236,8 +242,7 @@ async def signal_to_the_group_spares_other_sessions(lab: Lab) -> None:
 async def signal_to_the_tree_reaches_all(lab: Lab) -> None:
     """Daemonised ones too."""
     async with lab.sandbox() as bench:
-        running = await bench.start(_FAMILY)
-        await read_until(running, b"ready")
+        running = await _family(bench)
         equal(await running.signal(signal.SIGKILL, SignalScope.TREE), 3, "processes reached")
         result = await running.wait()
         equal((result.reason, result.signal), (Reason.SIGNAL, 9), "end")
@@ -247,8 +252,7 @@ async def signal_to_the_tree_reaches_all(lab: Lab) -> None:
 async def signal_to_the_children_spares_the_leader(lab: Lab) -> None:
     """A session's shell survives the time-out of its command."""
     async with lab.sandbox() as bench:
-        running = await bench.start(_FAMILY)
-        await read_until(running, b"ready")
+        running = await _family(bench)
         equal(await running.signal(signal.SIGKILL, SignalScope.CHILDREN), 2, "processes reached")
         result = await running.wait()
         equal((result.reason, result.exit_code), (Reason.EXIT, 0), "end of the leader")

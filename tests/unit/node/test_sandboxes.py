@@ -460,3 +460,20 @@ async def test_records_of_one_owner_push_out_nobody_elses(make_node: NodeMaker) 
         assert (await node.get(bob[-1])).state is SandboxState.DELETED
         with pytest.raises(SandboxNotFoundError):
             await node.get(bob[2])
+
+
+async def test_environments_of_one_owner_are_bounded_while_its_sandboxes_live(
+    make_node: NodeMaker,
+) -> None:
+    """Thousands of sandboxes of a MiB of environment each would be the node's memory."""
+    node = await make_node(owner_window_bytes=1 << 20)
+    large = SPEC.model_copy(update={"env": {"X": "x" * 400_000}, "labels": {"owner": "ada"}})
+    first = await node.create_sandbox(large)
+    await node.create_sandbox(large)
+    with pytest.raises(CapacityError, match="environments of sandboxes of owner 'ada'"):
+        await node.create_sandbox(large)
+    assert (await node.ledger()).created == 2
+    await node.create_sandbox(large.model_copy(update={"labels": {"owner": "bob"}}))
+
+    await node.delete(first.id)
+    await node.create_sandbox(large)
