@@ -68,6 +68,7 @@ _BY_ERRNO: dict[int, type[ColdframeError]] = {
     errno.EISDIR: PathExistsError,
     errno.ENOSPC: StorageFullError,
     errno.EDQUOT: StorageFullError,
+    errno.EROFS: StorageFullError,  # all of the root can be written until its pool finds no room
     errno.ELOOP: PathRefusedError,
     errno.EAGAIN: PathRefusedError,
     errno.EBUSY: PathRefusedError,
@@ -82,6 +83,7 @@ _BY_ERRNO: dict[int, type[ColdframeError]] = {
 }
 _TEXTS = {
     errno.EXDEV: "on a pseudo file system of the sandbox (/proc, /sys, /dev); use exec",
+    errno.EROFS: "Read-only file system; the disk below the node's sandboxes has been full",
     errno.ENOTEMPTY: "Directory not empty; remove it with recursive=True",
 }
 

@@ -7,6 +7,7 @@ import io
 import os
 import resource
 import stat
+import subprocess
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from coldframe.host import fileops, fsthreads, rootfs
+from coldframe.host.idranges import FIRST_ID
 from coldframe.protocol.errors import (
     FileError,
     InvalidRequestError,
@@ -23,6 +25,7 @@ from coldframe.protocol.errors import (
     PathNotFoundError,
     PathRefusedError,
     SandboxGoneError,
+    StorageFullError,
 )
 from coldframe.protocol.models import FileKind
 from tests.fixtures.runtime import Tree, pieces
@@ -550,3 +553,34 @@ def _names(fd: int) -> Path:
 async def _jobs_so_far(tree: Tree) -> None:
     """Return when what was asked of the other thread so far is done."""
     await tree.files.stat("/")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, to be made read-only."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    _mount("-t", "tmpfs", "none", str(disk))
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+async def test_write_where_the_disk_has_filled_up_is_no_failure_of_the_agents(disk: Path) -> None:
+    """A pool that finds no room is read-only; booked on the agent it might become a reward."""
+    threads = fsthreads.FileThreads(1)
+    tree = Tree(disk, threads, FIRST_ID)
+    try:
+        await tree.files.write(b"/kept", pieces(b"here"))
+        _mount("-o", "remount,ro", str(disk))
+
+        for change in (tree.files.write(b"/new", pieces(b"x")), tree.files.remove(b"/kept")):
+            with pytest.raises(StorageFullError, match="has been full"):
+                await change
+        assert await read(tree, "/kept") == b"here"
+    finally:
+        tree.files.close()
+        threads.close()

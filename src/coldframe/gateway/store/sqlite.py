@@ -70,8 +70,8 @@ class SqliteStore:
             self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise CapabilityError(
-                f"{path} cannot be written ({error}); run as its owner, or name another file by "
-                "COLDFRAME_HOME or --store"
+                f"{path} cannot be written ({error}); run as its owner, make room there, or name "
+                "another file by COLDFRAME_HOME or --store"
             ) from error
 
     async def add_key(self, record: KeyRecord) -> None:
