@@ -75,13 +75,21 @@ def digest_changes(upper: int, layers: Sequence[Path], patience: Patience, seed:
 
 
 def at_rest(layers: Sequence[Path], look: Callable[[ImageBelow], T]) -> T:
-    """Look until nothing has changed under the look. Raises FileError: it kept changing."""
+    """Look until nothing has changed under the look.
+
+    Raises FileError: it kept changing, or something cannot be read.
+    """
     failure: Exception | None = None
     for _ in range(_TRIES):
         with contextlib.closing(ImageBelow(layers)) as image:
             try:
                 return look(image)
             except (ImageError, OSError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EIO:
+                    raise FileError(
+                        "something in the sandbox cannot be read, so its state is not known: the "
+                        f"disk below it was full, or is damaged ({error})"
+                    ) from error
                 failure = error
     raise FileError(f"the sandbox's files kept changing: {failure}") from failure
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coldframe.gateway.health import HealthCheck
 from coldframe.host import orphans
 from coldframe.images.store import ImageStore
 from coldframe.node.node import Node
@@ -65,6 +66,8 @@ async def test_sandbox_cannot_write_on_a_nearly_full_disk_and_is_told(
     assert (stopped.writable, "make room" in stopped.reason) == (False, True)
     with pytest.raises(StorageFullError, match="make room"):
         await native_node.create_sandbox(spec)
+    with pytest.raises(StorageFullError, match="make room"):
+        await HealthCheck(native_node, 0.0).latest()
 
     after = (await native_node.events(kind=EventKind.STORAGE)).next_cursor
     taken.unlink()

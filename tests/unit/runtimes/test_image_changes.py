@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from coldframe.host.patience import Patience
 from coldframe.host.treewalk import DIRECTORY
-from coldframe.protocol.errors import FileTooLargeError, NotKnownError
+from coldframe.protocol.errors import FileError, FileTooLargeError, NotKnownError
 from coldframe.runtimes import image_changes
-from coldframe.runtimes.image_changes import State, digest_changes
+from coldframe.runtimes.image_below import ImageBelow
+from coldframe.runtimes.image_changes import State, at_rest, digest_changes
 from tests.fixtures.runtime import changes_of
 
 
@@ -91,3 +93,17 @@ def test_look_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(image_changes, "MOST_NAMES", 15)
     with pytest.raises(FileTooLargeError, match="too many names"):
         digest(tmp_path / "upper", tmp_path / "base")
+
+
+def test_what_cannot_be_read_is_not_called_changing(tmp_path: Path) -> None:
+    """Who reads that files kept changing looks for a program that does it, not at the disk."""
+    looks = 0
+
+    def look(_: ImageBelow) -> None:
+        nonlocal looks
+        looks += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(FileError, match="cannot be read"):
+        at_rest([tmp_path], look)
+    assert looks == 1
