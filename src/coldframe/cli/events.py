@@ -32,7 +32,7 @@ def events(
         str | None, typer.Option(metavar="SANDBOX", help="Of this sandbox alone: id or name.")
     ] = None,
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="state (transitions), egress or tamper.")
+        str, typer.Option(metavar="KIND", help="state (transitions), egress, tamper or storage.")
     ] = "state",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
@@ -41,7 +41,7 @@ def events(
     """Print what happens to sandboxes, of the machine's node or what COLDFRAME_URL names.
 
     A line has time, sandbox, what happened (of transitions state, version, reason), and the cursor
-    to go on from with --since. A node keeps the newest 16,384 of each kind.
+    to go on from with --since. A node keeps 16,384 of each kind.
     """
 
     async def tell(client: AsyncSandboxClient) -> None:
@@ -70,5 +70,7 @@ def _what(event: SandboxEvent) -> str:
         return f"{asked.kind} {asked.decision}  {where}{port}{why}"
     if (refused := event.tamper) is not None:
         return f"refused to write {refused.name}  {refused.program}  {refused.cause}"
+    if (disk := event.storage) is not None:
+        return "can write again" if disk.writable else f"cannot write  {disk.reason}"
     reason = f"  {event.reason}" if event.reason else ""
     return f"{event.state}  v{event.version}{reason}"
