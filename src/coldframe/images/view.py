@@ -97,17 +97,12 @@ class MergedView:
     @staticmethod
     def look_in(merged: Sequence[int], name: bytes) -> tuple[os.stat_result | None, bytes | None]:
         """As `look`, for a name in the directories that make up one."""
-        for directory in merged:
-            try:
-                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if is_whiteout(status):
-                break
-            if stat.S_ISLNK(status.st_mode):
-                return status, os.readlink(name, dir_fd=directory)
-            return status, None
-        return None, None
+        found = _topmost(merged, name)
+        if found is None:
+            return None, None
+        directory, status = found
+        is_link = stat.S_ISLNK(status.st_mode)
+        return status, os.readlink(name, dir_fd=directory) if is_link else None
 
     def read(self, path: bytes, max_bytes: int = 1 << 20) -> bytes | None:
         """Return a regular file's content; None if there is none.
@@ -146,18 +141,10 @@ class MergedView:
             ImageError: nothing is there.
         """
         with ExitStack() as stack:
-            if not place.parts:
-                for root in self._directories((), stack)[:1]:
-                    yield Entry(root, b".", b"", os.fstat(root), 0)
-                    return
-            for directory in self._directories(place.parts[:-1], stack):
-                name = place.parts[-1]
-                try:
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if is_whiteout(status):
-                    break
+            name = place.parts[-1] if place.parts else b"."
+            found = _topmost(self._directories(place.parts[:-1], stack), name)
+            if found is not None:
+                directory, status = found
                 above = place.path[: len(place.path) - len(name)]
                 yield Entry(directory, name, above, status, len(place.parts))
                 return
@@ -235,6 +222,15 @@ class MergedView:
             if _overlay_xattr(fd, "opaque") == b"y":
                 break
         return below
+
+
+def _topmost(merged: Sequence[int], name: bytes) -> tuple[int, os.stat_result] | None:
+    """Return which of the directories that make up one has a name, and what; None: it is gone."""
+    for directory in merged:
+        with suppress(FileNotFoundError):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            return None if is_whiteout(status) else (directory, status)
+    return None
 
 
 def _overlay_xattr(fd: int, name: str) -> bytes | None:

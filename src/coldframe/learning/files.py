@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from coldframe.protocol.errors import InvalidRequestError
+from coldframe.trajectories.store import written_beside
 
 
 def canonical(value: Any) -> bytes:
@@ -34,17 +34,11 @@ def write_frozen(path: Path, content: bytes) -> None:
     Raises:
         InvalidRequestError: it exists with other content.
     """
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(fd, 0o444)
-            os.fsync(fd)
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-            return
-    finally:
-        Path(temporary).unlink()
+    with (
+        written_beside(path, content, mode=0o444) as made,
+        contextlib.suppress(FileExistsError),
+    ):
+        os.link(made, path)
+        return
     if path.read_bytes() != content:
         raise InvalidRequestError(f"{path}: is frozen with other content; choose another name")

@@ -63,23 +63,38 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the new one, whole."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+@contextlib.contextmanager
+def written_beside(
+    path: Path, content: bytes, *, mode: int = 0o644, sync: bool = True
+) -> Iterator[Path]:
+    """Give a file with that content beside `path`; what was not moved is removed at the end.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             file.flush()
+            os.fchmod(fd, mode)
             if sync:
-                os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).rename(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+                os.fsync(fd)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
     if sync:
         sync_directory(path.parent)
+
+
+def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the new one, whole.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    with written_beside(path, content, sync=sync) as made:
+        made.rename(path)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -132,6 +132,23 @@ def wanted(value: Any, kind: type, what: str) -> Any:
     return value
 
 
+def texts(content: Any, kinds: frozenset[str], where: str) -> list[str]:
+    """Return a text, or the texts of blocks of these kinds.
+
+    Raises:
+        RefusedError: it is neither.
+    """
+    if isinstance(content, str):
+        return [content]
+    found = []
+    for block in wanted(content, list, where):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind not in kinds:
+            raise RefusedError(400, f"{where}: {kind!r} is not supported here, only text is")
+        found.append(wanted(block.get("text"), str, f"{where}.text"))
+    return found
+
+
 def reported(usage: Any) -> tuple[int, int, int]:
     """Return tokens of prompt, completion and those of the prompt that were cached."""
     usage = usage if isinstance(usage, dict) else {}

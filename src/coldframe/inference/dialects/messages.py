@@ -15,6 +15,7 @@ from coldframe.inference.dialects.base import (
     event,
     pieces,
     reported,
+    texts,
     unknown_fields,
     wanted,
 )
@@ -25,6 +26,7 @@ _NOTED = ("metadata", "thinking", "service_tier", "context_management", "output_
 _CONVERSATION = frozenset({"messages", "system", "tools", "model", "stream"})
 _KNOWN = _CONVERSATION | {*_PASSED, *_NOTED, "tool_choice", "stop_sequences", "cache_control"}
 _REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_TEXTS = frozenset({"text"})
 _UNPARSED = "_arguments"
 """Holds arguments of a tool call that are no JSON object, which is all that this API can show."""
 
@@ -148,14 +150,7 @@ def _arguments(call_id: str, shown: Any, known: Mapping[str, str]) -> str:
 
 def _text(content: Any, where: str) -> str:
     """Return a text, or blocks of text, as one."""
-    if isinstance(content, str):
-        return content
-    found = []
-    for block in wanted(content, list, where):
-        if not isinstance(block, dict) or block.get("type") != "text":
-            raise RefusedError(400, f"{where}: only text is supported here")
-        found.append(wanted(block.get("text"), str, f"{where}.text"))
-    return "\n".join(found)
+    return "\n".join(texts(content, _TEXTS, where))
 
 
 def _message(message: Json, where: str, known: Mapping[str, str]) -> list[Json]:
@@ -171,11 +166,11 @@ def _message(message: Json, where: str, known: Mapping[str, str]) -> list[Json]:
 
 
 def _assistant(blocks: list[Any], where: str, known: Mapping[str, str]) -> Json:
-    texts, thoughts, calls = [], [], []
+    said, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
-            texts.append(wanted(block.get("text"), str, f"{where}.text"))
+            said.append(wanted(block.get("text"), str, f"{where}.text"))
         elif kind == "thinking":
             thoughts.append(wanted(block.get("thinking"), str, f"{where}.thinking"))
         elif kind == "tool_use":
@@ -187,7 +182,7 @@ def _assistant(blocks: list[Any], where: str, known: Mapping[str, str]) -> Json:
             calls.append({"id": call_id, "type": "function", "function": function})
         else:
             raise RefusedError(400, f"{where}: a block of type {kind!r} is not supported here")
-    found: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
+    found: Json = {"role": "assistant", "content": "".join(said) if said else None}
     if thoughts:
         found["reasoning_content"] = "".join(thoughts)
     return found | {"tool_calls": calls} if calls else found

@@ -14,6 +14,7 @@ from coldframe.inference.dialects.base import (
     openai_error,
     pieces,
     reported,
+    texts,
     unknown_fields,
     wanted,
 )
@@ -31,6 +32,7 @@ _NOTED = frozenset(
 """About the provider's service, not about what is to be sampled; kept in the record."""
 _CONVERSATION = frozenset({"input", "instructions", "tools", "model", "stream"})
 _KNOWN = _NOTED | _CONVERSATION | {*_PASSED, "tool_choice", "text", "reasoning"}
+_TEXTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
@@ -240,15 +242,7 @@ def _message(item: Json, where: str) -> Json:
 
 
 def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in wanted(content, list, where):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "reasoning_text", "text"):
-            raise RefusedError(400, f"{where}: a part of type {kind!r} is not supported here")
-        texts.append(wanted(part.get("text"), str, f"{where}.text"))
-    return "".join(texts)
+    return "".join(texts(content, _TEXTS, where))
 
 
 def _tool(tool: Any) -> Json:
