@@ -19,6 +19,9 @@ from coldframe.host.treewalk import Entry, open_file
 from coldframe.protocol.errors import CapabilityError, ImageError
 
 _BLOCK = 512
+_PIECE = 1 << 16
+_XZ_MEMORY = 160 << 20
+"""Bytes. `xz -9` needs 65 MiB; zstd holds itself to 128 MiB."""
 
 
 class Readable(Protocol):
@@ -60,13 +63,52 @@ def decompressed(file: IO[bytes], shown: str) -> Iterator[Readable]:
         with gzip.GzipFile(fileobj=file) as stream:
             yield stream
     elif magic.startswith(b"\xfd7zXZ\x00"):
-        with lzma.LZMAFile(file) as stream:
-            yield stream
+        yield _Xz(file)
     elif magic.startswith(b"BZh"):
         with bz2.BZ2File(file) as stream:
             yield stream
     else:
         yield file
+
+
+class _Xz:
+    """Decompresses xz, of which the first bytes may ask for 4 GiB of memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._begin()
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; none at the end.
+
+        Raises:
+            EOFError: it is cut short.
+            lzma.LZMAError: it is damaged, or needs over `_XZ_MEMORY`.
+        """
+        while True:
+            given = b""
+            if self._inner.eof:
+                given = self._following()
+                if not given:
+                    return b""
+                self._begin()
+            elif self._inner.needs_input:
+                given = self._file.read(_PIECE)
+                if not given:
+                    raise EOFError("cut short")
+            found = self._inner.decompress(given, size)
+            if found:
+                return found
+
+    def _begin(self) -> None:
+        self._inner = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+    def _following(self) -> bytes:
+        """Return the beginning of what follows a stream: another, behind padding, or nothing."""
+        found = self._inner.unused_data.lstrip(b"\0")
+        while not found and (more := self._file.read(_PIECE)):
+            found = more.lstrip(b"\0")
+        return found
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from coldframe.images.archives import open_archive
 from coldframe.images.store import ImageStore
 from coldframe.images.unpack import import_image, unpack_tar
 from coldframe.protocol.errors import ImageError
@@ -389,3 +390,31 @@ def test_import_reports_progress(
     import_image(store, "x", archive, progress=lines.append)
 
     assert lines == ["unpacked 10 entries", "unpacked 11 entries", "taking digests"]
+
+
+def test_xz_that_asks_for_much_memory_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    """178 KB of it took a gigabyte of the process that builds for everybody."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 512 << 20}]
+    (tmp_path / "rootfs.tar").write_bytes(lzma.compress(bytes(10240), filters=filters))
+
+    with pytest.raises(ImageError, match=r"rootfs\.tar: .*[Mm]emory"):
+        import_image(store, "demo", tmp_path / "rootfs.tar")
+
+
+@pytest.mark.parametrize("padding", [0, 4, 1 << 17])
+def test_xz_of_several_streams_is_read_to_its_end(tmp_path: Path, padding: int) -> None:
+    """As `cat` makes one of two; a part that was passed over would be missed by nobody."""
+    path = tmp_path / "both.xz"
+    pieces = [os.urandom(200_000), b"end"]
+    path.write_bytes(bytes(padding).join(map(lzma.compress, pieces)) + bytes(padding))
+
+    with open_archive(path) as stream:
+        found = b""
+        while more := stream.read(1000):
+            found += more
+
+    assert found == b"".join(pieces)
+    path.write_bytes(path.read_bytes()[:100_000])
+    with pytest.raises(EOFError), open_archive(path) as stream:
+        while stream.read(1 << 20):
+            pass
