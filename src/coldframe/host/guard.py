@@ -17,7 +17,7 @@ import os
 import select
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coldframe.host import fanotify, forks, syscalls
@@ -102,18 +102,23 @@ class Guard:
         there = {one.name: one.inode for one in kept}
         return [name for name in self.judge.writes.displaced(there) if name in self.judge.names]
 
-    def close(self) -> None:
-        """Stop judging and give everything back, but for the mount inside. Twice is fine."""
-        if self._closed:
-            return
+    def close(self, gone: Callable[[], None]) -> None:
+        """Stop judging and give everything back, but for the mount inside.
+
+        `gone` is called by another thread once the kernel has let go of it: that takes 20 ms each
+        of the two that it keeps, and nobody needs to wait but who wants to guard one more.
+        """
         self._closed = True
         os.eventfd_write(self._wake, 1)
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_S)
         self._close_descriptors()
-        # The kernel takes 20 ms for it, and nobody needs to wait.
-        for one in (self._listener, self._changes):
-            threading.Thread(target=one.close, daemon=True).start()
+
+        def let_go() -> None:
+            self._close_listeners()
+            gone()
+
+        threading.Thread(target=let_go, name="coldframe-guard-end", daemon=True).start()
 
     def abandon(self) -> None:
         """See `forks.Owner`."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 
 from coldframe.host import guard_mount
 from coldframe.host.cgroups import Strain, strain
@@ -20,6 +24,7 @@ from coldframe.host.roottree import closing, path_bytes, typed_errors
 from coldframe.host.spawner import Started
 from coldframe.protocol.errors import (
     CapabilityError,
+    CapacityError,
     ConflictError,
     PathExistsError,
     SandboxGoneError,
@@ -34,7 +39,8 @@ from coldframe.protocol.text import excerpt
 from coldframe.runtimes.native_parts import Parts
 
 MOST_AT_ONCE = 60
-"""Of one node. The kernel gives a user 128 of what each takes two of."""
+"""Of one node. The kernel gives a user 128 groups (fs.fanotify.max_user_groups), each takes two."""
+_FULL = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 def refusal() -> str | None:
@@ -42,7 +48,8 @@ def refusal() -> str | None:
     try:
         Listener().close()
     except OSError as error:
-        return f"this kernel's fanotify is not to be had: {error.strerror}"
+        if error.errno not in _FULL:
+            return f"this kernel's fanotify is not to be had: {error.strerror}"
     return None
 
 
@@ -98,6 +105,12 @@ class NativeGuard:
             try:
                 return guard_mount.begin(site, target, wanted)
             except OSError as error:
+                if error.errno in _FULL:
+                    # To say that it cannot be guarded would cost a verdict its guard.
+                    raise CapacityError(
+                        f"{excerpt(request.path)} was not guarded: no descriptor is left, or none "
+                        "of fs.fanotify.max_user_groups; keep fewer guards at once"
+                    ) from error
                 raise CapabilityError(
                     f"{excerpt(request.path)} cannot be guarded: {error.strerror or error}"
                 ) from error
@@ -146,9 +159,12 @@ class NativeGuard:
             if unmount:
                 await run_to_its_end(guard_mount.unmount, ended, self._namespace)
         finally:
-            await run_to_its_end(ended.close)
+            await run_to_its_end(ended.close, partial(self._release, asyncio.get_running_loop()))
             self._close_namespace()
-            self._slots.release()
+
+    def _release(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and whoever waited for the slot
+            loop.call_soon_threadsafe(self._slots.release)
 
     def _close_namespace(self) -> None:
         if self._namespace >= 0:

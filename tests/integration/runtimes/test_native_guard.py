@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import subprocess
@@ -20,7 +21,9 @@ from coldframe.host.fanotify import OPEN, Event, Listener
 from coldframe.host.guard_judge import Judge
 from coldframe.host.provenance import path_of
 from coldframe.host.roottree import closing
+from coldframe.protocol.errors import CapacityError
 from coldframe.protocol.models import GuardReport
+from coldframe.runtimes import native_maker
 
 pytestmark = pytest.mark.root
 WORD = "echo 1 > /guarded/word"
@@ -171,6 +174,51 @@ async def test_more_than_a_ledger_may_remember_is_lost(
     )
 
     assert report.lost
+
+
+async def test_guard_for_which_there_is_no_group_is_refused_as_want_of_room(
+    sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict must not go without its guard because many are taken at once."""
+
+    def full(self: Listener) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Listener, "__init__", full)
+        with pytest.raises(CapacityError, match="max_user_groups"):
+            await sandbox.guard("/guarded", "op-refused", ("word",))
+
+    assert vouched(await guarded(sandbox, WORD)) == [b"1\n"]
+
+
+@pytest.fixture
+def one_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a node guard one directory at a time."""
+    monkeypatch.setattr(native_maker, "MOST_AT_ONCE", 1)
+
+
+async def test_guard_waits_until_the_kernel_has_let_go_of_another(
+    one_guard: None, sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else there are more at once than the kernel has groups for, and some are refused."""
+    let_go = threading.Event()
+    close = Listener.close
+
+    def close_late(self: Listener) -> None:
+        let_go.wait(SOON_S)
+        close(self)
+
+    monkeypatch.setattr(Listener, "close", close_late)
+    await sandbox.guard("/guarded", "op-first", ("word",))
+    await sandbox.unguard()
+    second = asyncio.ensure_future(sandbox.guard("/guarded", "op-second", ("word",)))
+    early, _ = await asyncio.wait({second}, timeout=0.2)
+    let_go.set()
+    await second
+    await sandbox.unguard()
+
+    assert not early
 
 
 @contextmanager
