@@ -27,7 +27,8 @@ _XZ_MEMORY = 160 << 20
 class Readable(Protocol):
     """A stream of bytes, read once."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; none at the end."""
 
 
 @contextmanager

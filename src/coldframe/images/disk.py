@@ -15,7 +15,7 @@ from coldframe.protocol.errors import StorageFullError
 
 
 def sync_file_system(path: Path) -> None:
-    """Wait until everything written to the file system of `path` is on disk."""
+    """Wait until everything written to the file system of `path` is on disk. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -109,6 +109,10 @@ class Layers:
         """A fresh directory on the store's file system, removed at the end.
 
         `retire` removes it too once the process that made it is gone.
+
+        Raises:
+            CapabilityError: what is done within is for root.
+            StorageFullError: no space is left.
         """
         with full_disk_named():
             path = self._tmp / f"work-{os.getpid()}-{secrets.token_hex(6)}"
@@ -130,7 +134,7 @@ class Layers:
                     os.close(fd)
 
     def add(self, tree: Path) -> str:
-        """Move a tree in; see `ImageStore.add_layer`."""
+        """Move a tree in; see `ImageStore.add_layer`, also for what it raises."""
         with full_disk_named(), self.workspace() as work:
             strip_foreign_xattrs(tree)
             found = digest_tree(tree)

@@ -120,7 +120,11 @@ class TreeWriter:
         self._finish(parent, name, path, metadata)
 
     def hard_link(self, path: bytes, existing: bytes) -> None:
-        """Give a file that is already in the tree a further name."""
+        """Give a file that is already in the tree a further name.
+
+        Raises:
+            ImageError: there is none, it is a directory, or it is the file itself.
+        """
         source = split(existing)
         if not source or split(path) == source:
             raise ImageError(f"{excerpt(path)} is a hard link to itself or to the root")
@@ -279,7 +283,12 @@ def _write_pieces(fd: int, pieces: Iterable[bytes]) -> None:
 
 
 def copy_content(source: int, target: int) -> None:
-    """Copy a regular file's content, keeping its holes."""
+    """Copy a regular file's content, keeping its holes.
+
+    Raises:
+        ImageError: it became shorter meanwhile.
+        OSError: no space is left.
+    """
     size = os.fstat(source).st_size
     offset = 0
     while offset < size:

@@ -208,6 +208,7 @@ class Attempt:
             self.settle(place.segment, call.call_id, delivered=True)
 
     def settle(self, segment: Segment, call_id: str, *, delivered: bool) -> None:
+        """Note what is known of an answer now; received, its segment goes on behind it."""
         ids = segment.pending.pop(call_id)
         segment.unknown.discard(call_id)
         if delivered:

@@ -13,6 +13,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Model(BaseModel):
+    """Frozen, and refuses fields that it does not know; bytes are base64 in JSON."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
     )

@@ -28,6 +28,8 @@ _CAPTURED = ("prompt_token_ids", "prompt_logprobs", "kv_transfer_params")
 
 
 class Chat:
+    """See `Dialect`, whose protocol it keeps."""
+
     name = "chat"
     keep_alive = b": keep-alive\n\n"
 

@@ -32,6 +32,8 @@ _UNPARSED = "_arguments"
 
 
 class Messages:
+    """See `Dialect`, whose protocol it keeps."""
+
     name = "messages"
     keep_alive = event({"type": "ping"}, "ping")
 

@@ -37,6 +37,8 @@ _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
 class Responses:
+    """See `Dialect`, whose protocol it keeps."""
+
     name = "responses"
     keep_alive = b": keep-alive\n\n"
 

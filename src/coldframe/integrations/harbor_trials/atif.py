@@ -1,4 +1,7 @@
-"""Read an agent's conversation in ATIF (1.0 to 1.8), its continuations and its sub-agents."""
+"""Read an agent's conversation in ATIF (1.0 to 1.8), its continuations and its sub-agents.
+
+The models have ATIF's own fields; what they mean is said there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A trial's result.json, as Harbor 0.18 and later write it; what it does not say is None."""
+"""A trial's result.json, as Harbor 0.18 and later write it; what it does not say is None.
+
+The models have Harbor's own fields, of which those that are not used here are passed over.
+"""
 
 from __future__ import annotations
 

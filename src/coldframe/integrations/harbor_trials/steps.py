@@ -18,6 +18,11 @@ TEXT_RULE, PARTS_RULE = "atif@1", "atif_parts@1"
 def read_steps(
     conversation: Conversation, blobs: BlobStore, first: int
 ) -> tuple[tuple[BlobRef, ...], tuple[Step, ...]]:
+    """Return what the model was given before its first action, one blob a message, and the steps.
+
+    Args:
+        first: index of the first step within the trajectory.
+    """
     prompt: list[BlobRef] = []
     steps: list[Step] = []
     for raw, one in conversation.steps():
@@ -70,6 +75,7 @@ def _shown(blobs: BlobStore, role: str, content: Any, call: str | None = None) -
 
 
 def kept_documents(documents: Sequence[Found], blobs: BlobStore) -> tuple[OriginDocument, ...]:
+    """Store documents as they were read, and return what they are to each other, in order."""
     return tuple(
         OriginDocument(
             path=found.path,

@@ -233,6 +233,9 @@ def argvs(command: str | list[str], *, login: bool) -> list[tuple[str, ...]]:
 
     A list is an argv and is never joined, unless a login shell is asked for, which is given it
     quoted.
+
+    Raises:
+        InvalidRequestError: the command is empty.
     """
     if not command:
         raise InvalidRequestError("command: it is empty")
