@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from coldframe.host import census
 from coldframe.host.cgroups import make_node_cgroups
 from coldframe.host.spawner import Spawner, SpawnerConfig
 from coldframe.protocol.ids import new_node_id
@@ -79,20 +81,15 @@ def memory_used_mib() -> float:
     return (total - available) / 1024
 
 
-def pid_namespaces() -> set[str]:
-    """Every pid namespace that a process of this machine lives in, from the kernel alone.
-
-    Not those of sandboxes that are half made ahead: nothing runs in them.
-    """
+def pid_namespaces(sandbox_ids: Collection[str]) -> set[str]:
+    """The pid namespaces that processes of these sandboxes live in, from the kernel alone."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                if (entry / "comm").read_text() == "blank\n":
-                    continue
-                found.add(str((entry / "ns/pid").readlink()))
-            except OSError:  # it ended meanwhile
-                continue
+            of = census.sandbox_of(int(entry.name))
+            if of is not None and of[1] in sandbox_ids:
+                with contextlib.suppress(OSError):  # it ended meanwhile
+                    found.add(str((entry / "ns/pid").readlink()))
     return found
 
 

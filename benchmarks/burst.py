@@ -33,7 +33,6 @@ async def talk(sandbox: AsyncSandbox, commands: int) -> int:
 
 async def burst(client: AsyncSandboxClient, image: str, n: int, commands: int) -> dict[str, object]:
     """One burst: create all, meet at a barrier, talk to all, delete all."""
-    outside = pid_namespaces()
     start = time.perf_counter()
     made = await asyncio.gather(
         *(client.create_sandbox(image) for _ in range(n)), return_exceptions=True
@@ -42,7 +41,7 @@ async def burst(client: AsyncSandboxClient, image: str, n: int, commands: int) -
     sandboxes = [s for s in made if isinstance(s, AsyncSandbox)]
     for failure in (s for s in made if isinstance(s, BaseException)):
         say(f"create: {failure!r}")
-    alive = len(pid_namespaces() - outside)
+    alive = len(pid_namespaces({sandbox.id for sandbox in sandboxes}))
     counted = time.perf_counter()
     succeeded = sum(await asyncio.gather(*(talk(s, commands) for s in sandboxes)))
     talked = time.perf_counter()

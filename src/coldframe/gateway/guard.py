@@ -141,6 +141,8 @@ async def let_in(scope: Scope, admit: Admission) -> tuple[Identity | None, int |
         ColdframeError: it is to be answered with this `refusal`.
     """
     headers = _with_one_reading(scope["headers"])
+    if b"host" not in headers and scope.get("http_version") == "1.1":
+        raise InvalidRequestError("a request of HTTP/1.1 names its host (RFC 9112, 3.2); send one")
     version = _agree(_text(headers.get(_VERSION)))
     if scope["path"] in OPEN_PATHS:
         return None, version

@@ -115,6 +115,16 @@ def test_header_that_is_there_twice_is_refused(
     assert f"'{name.lower()}' is there more than once".encode() in answer
 
 
+def test_request_that_names_no_host_is_refused(attacked: Service) -> None:
+    """HTTP/1.1 asks for that: a proxy would take whatever host it likes."""
+    answer = _raw(attacked, b"GET /v1/versions HTTP/1.1\r\nConnection: close\r\n\r\n")
+    older = _raw(attacked, b"GET /v1/versions HTTP/1.0\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "invalid_request"
+    assert older.startswith(b"HTTP/1.1 200"), older[:200]
+
+
 def test_requests_with_two_readings_are_logged_however_many_without_filling_the_log(
     attacked: Service,
 ) -> None:
