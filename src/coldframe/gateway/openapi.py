@@ -64,7 +64,9 @@ def as_markdown(described: dict[str, Any]) -> str:
         "## Errors",
         "",
         "`{code, message, retryable, side, execution}`; 409 has the sandbox as it is at present "
-        "in `sandbox`.",
+        "in `sandbox`. What comes to no request is answered so, too: 400 no HTTP or two readings, "
+        "403 another user of the unix socket, 431 a head that is too large; a fault of the service "
+        "is `internal`, whose log has it whole.",
         "",
         "| code | status | may be tried again | means |",
         "|---|---|---|---|",

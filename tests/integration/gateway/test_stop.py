@@ -82,7 +82,7 @@ def test_second_signal_cuts_clients_that_do_not_read_at_once(
         service.process.send_signal(second)
         assert service.process.wait(60) == 0
 
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 15
         until_logged(service, f"{len(silent)} connections cut: the service ends before")
 
 
