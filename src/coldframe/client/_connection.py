@@ -131,13 +131,18 @@ class Connection(asyncio.StreamReaderProtocol):
     def data_received(self, data: bytes) -> None:
         """Take an answer that is whole; keep anything else to be read."""
         first = self._first
-        if self._idle_since is not None or (first is not None and first.done()):
+        if self._idle_since is not None:
             self.close()  # nobody has asked for it
-        elif first is None or self._is_read or (whole := _whole(data)) is None:
+        elif first is None or self._is_read:
+            super().data_received(data)
+            self._is_read = True
+        elif first.done():
+            self.close()  # nor for more than the whole
+        elif (whole := _whole(data)) is not None:
+            first.set_result(whole)
+        else:
             super().data_received(data)
             self._read_on()
-        else:
-            first.set_result(whole)
 
     def eof_received(self) -> bool | None:
         """Let whoever waits see that there is no more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coldframe.client._connection import Address
+from coldframe.client._connection import Address, open_connection
 from coldframe.client._http import Http
 from coldframe.protocol.errors import ServiceUnreachableError
 
@@ -143,3 +143,21 @@ async def test_stream_and_requests_take_turns_on_one_connection() -> None:
             assert b"".join([piece async for piece in pieces]) == b"hello"
         assert (await http.request("GET", "/", within_s=20)).body == b"hello"
     assert len(connections) == 1
+
+
+async def test_pieces_that_come_in_one_turn_of_the_loop_are_one_answer() -> None:
+    """Some loops read on before they let anybody else run."""
+
+    async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with await asyncio.start_server(silent, "127.0.0.1") as server:
+        address = Address(*server.sockets[0].getsockname())
+        for at in range(1, len(CHUNKED)):
+            connection = await open_connection(address, None)
+            asked = asyncio.ensure_future(connection.answer(b"", "GET", 20))
+            await asyncio.sleep(0)
+            connection.data_received(CHUNKED[:at])
+            connection.data_received(CHUNKED[at:])
+            assert (await asked).body == b"hello"
+            connection.close()
