@@ -292,6 +292,19 @@ async def test_verifier_runs_as_its_user_with_its_environment(grade: Grade) -> N
     assert verifier.record().user == "nobody"
 
 
+@pytest.mark.parametrize("entry", ["9" * 5000 + ":0", "70000:0", "65534:" + "9" * 5000, "x:y"])
+async def test_verifier_whose_user_has_an_id_that_cannot_be_is_typed(
+    grade: Grade, native_sandbox: AsyncSandbox, entry: str
+) -> None:
+    """An agent may have written /etc/passwd; that is no crash, and no fault of the caller's."""
+    line = f"nobody:x:{entry}::/:/bin/sh\n"
+    await native_sandbox.exec("cat > /etc/passwd", stdin=line.encode(), user=0)
+    error, _ = await grade("true", toml='[verifier]\nuser = "nobody"\n')
+
+    assert isinstance(error, VerifierError)
+    assert "'nobody'" in str(error)
+
+
 async def test_verifier_output_is_kept_without_secrets(grade: Grade) -> None:
     """A judge's key in a test's traceback would be published with the trajectory."""
     _, verifier = await grade(f"echo my-judge-key; echo 1 > {TEXT}", secret="my-judge-key")
