@@ -13,7 +13,7 @@ from typing import Protocol
 from coldframe.gateway.identity import Identity, Scope
 from coldframe.node.node import Node
 from coldframe.node.presences import Presence
-from coldframe.node.quotas import OWNER_LABEL, in_use
+from coldframe.node.quotas import in_use
 from coldframe.protocol.errors import InvalidRequestError, SandboxNotFoundError
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
@@ -31,6 +31,7 @@ from coldframe.protocol.models import (
     SessionResult,
     Stream,
 )
+from coldframe.protocol.models.sandboxes import OWNER_LABEL
 from coldframe.protocol.resources import ResourceReport
 from coldframe.protocol.text import excerpt
 

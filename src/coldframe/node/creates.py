@@ -8,10 +8,11 @@ from coldframe.node.assembly import ImageResolver
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
 from coldframe.node.presences import Presence
-from coldframe.node.quotas import OWNER_LABEL, require_room
+from coldframe.node.quotas import require_room
 from coldframe.node.sandboxes import Sandboxes
 from coldframe.protocol.ids import check_operation_id
 from coldframe.protocol.models import Quota, SandboxInfo, SandboxSpec
+from coldframe.protocol.models.sandboxes import OWNER_LABEL
 
 
 class Creates:

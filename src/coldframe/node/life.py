@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coldframe.host.outcome import Undertaking
-from coldframe.node.quotas import OWNER_LABEL
 from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     ColdframeError,
@@ -160,7 +159,7 @@ class Sandbox:
     @property
     def owner(self) -> str | None:
         """Whose it is, if its labels say so."""
-        return self.spec.labels.get(OWNER_LABEL)
+        return self.spec.owner
 
     async def moved(self) -> None:
         """Return after the next transition."""

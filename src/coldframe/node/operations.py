@@ -24,7 +24,6 @@ from coldframe.node.expired import ExpiredIds
 from coldframe.node.legacy import Legacy
 from coldframe.node.life import Sandbox
 from coldframe.node.pool import Pool
-from coldframe.node.quotas import OWNER_LABEL
 from coldframe.node.settings import NodeSettings
 from coldframe.protocol import tracing, wire
 from coldframe.protocol.errors import (
@@ -73,7 +72,7 @@ class CreateOperation:
     @property
     def owner(self) -> str | None:
         """Whose it is, if the labels say so."""
-        return self.request.labels.get(OWNER_LABEL)
+        return self.request.owner
 
 
 @dataclass(eq=False)

@@ -12,9 +12,6 @@ from coldframe.protocol.errors import InvalidRequestError, QuotaError, Unsatisfi
 from coldframe.protocol.models import Quota, SandboxSpec
 from coldframe.protocol.resources import Amounts
 
-OWNER_LABEL = "owner"
-"""The label that says whose a sandbox is."""
-
 _ROUNDING = 1e-9
 """Ten times a tenth of a processor is one."""
 

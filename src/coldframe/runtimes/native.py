@@ -32,6 +32,7 @@ from coldframe.protocol.models import Capabilities, SandboxSpec
 from coldframe.runtimes import native_takeover
 from coldframe.runtimes.native_disk import DiskWatch
 from coldframe.runtimes.native_ground import Ground
+from coldframe.runtimes.native_guard import GuardSlots
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_maker import Maker
 from coldframe.runtimes.native_parts import Parts
@@ -93,6 +94,7 @@ class NativeRuntime:
         self._blanks: Blanks
         self._maker: Maker
         self._disk: DiskWatch
+        self._guards = GuardSlots()
         self._keeping: Keeping | None = None
         self.found = Found()
         """See `Outlives.found`."""
@@ -294,7 +296,7 @@ class NativeRuntime:
         return sandbox
 
     def _enter(self, spec: SandboxSpec, parts: Parts) -> NativeSandbox:
-        sandbox = NativeSandbox(spec, parts, self._end)
+        sandbox = NativeSandbox(spec, parts, self._guards, self._end)
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
 

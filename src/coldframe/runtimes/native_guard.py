@@ -40,7 +40,36 @@ from coldframe.runtimes.native_parts import Parts
 
 MOST_AT_ONCE = 60
 """Of one node. The kernel gives a user 128 groups (fs.fanotify.max_user_groups), each takes two."""
+_MOST_OF_ONE = MOST_AT_ONCE * 3 // 4
+"""Of one owner, who may hold them as long as it likes."""
 _FULL = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+class GuardSlots:
+    """Whose turn it is to guard; whoever has no owner is the node's own, and waits for no share."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(MOST_AT_ONCE)
+        self._shares: dict[str, asyncio.Semaphore] = {}
+
+    async def acquire(self, owner: str | None) -> None:
+        """Wait for a slot and take it."""
+        share = None
+        if owner is not None:
+            share = self._shares.setdefault(owner, asyncio.Semaphore(_MOST_OF_ONE))
+            await share.acquire()
+        try:
+            await self._all.acquire()
+        except BaseException:
+            if share is not None:
+                share.release()
+            raise
+
+    def release(self, owner: str | None) -> None:
+        """Give one back."""
+        self._all.release()
+        if owner is not None:
+            self._shares[owner].release()
 
 
 def refusal() -> str | None:
@@ -56,9 +85,10 @@ def refusal() -> str | None:
 class NativeGuard:
     """Guards a directory of one sandbox; see `SandboxHandle.guard`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, slots: GuardSlots, owner: str | None) -> None:
+        self._slots, self._owner = slots, owner
         self._created, self._files, self._layers = parts.created, parts.files, parts.layers
-        self._slots, self._cgroups = parts.guards, parts.cgroups
+        self._cgroups = parts.cgroups
         self._ready_ns = guard_mount.file_time_ns()
         self._guard: Guard | None = None
         self._strain = Strain(0.0, 0)
@@ -72,14 +102,14 @@ class NativeGuard:
             raise ConflictError(
                 f"sandbox {self._created.sandbox_id!r} guards a directory already; unguard it first"
             )
-        await self._slots.acquire()
+        await self._slots.acquire(self._owner)
         try:
             self._namespace = self._open_namespace()
             self._guard = await run_to_its_end(self._begin, request, tuple(others))
             self.operation_id = request.operation_id
             self._strain = strain(self._cgroups, self._created.sandbox_id)
         except BaseException:
-            self._slots.release()
+            self._slots.release(self._owner)
             self._close_namespace()
             raise
 
@@ -164,7 +194,7 @@ class NativeGuard:
 
     def _release(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(RuntimeError):  # the loop has ended, and whoever waited for the slot
-            loop.call_soon_threadsafe(self._slots.release)
+            loop.call_soon_threadsafe(self._slots.release, self._owner)
 
     def _close_namespace(self) -> None:
         if self._namespace >= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from contextlib import AbstractContextManager
@@ -26,7 +25,6 @@ from coldframe.protocol.models import SandboxSpec
 from coldframe.runtimes.native_egress import NativeEgress
 from coldframe.runtimes.native_faults import create_error
 from coldframe.runtimes.native_ground import Ground
-from coldframe.runtimes.native_guard import MOST_AT_ONCE
 from coldframe.runtimes.native_keeping import Keeping
 from coldframe.runtimes.native_parts import Parts
 from coldframe.runtimes.native_request import Planner
@@ -73,7 +71,6 @@ class Maker:
         """With `keeping` sandboxes outlive this process."""
         self._ground, self._spawners, self._blanks = ground, spawners, blanks
         self._keeping = keeping
-        self._guards = asyncio.Semaphore(MOST_AT_ONCE)
         self.inject: str | None = None
         """Step of `Spawner.steps` at which the next create fails; tests only."""
 
@@ -124,7 +121,6 @@ class Maker:
             egress=egress,
             layers=tuple(ground.layers / layer / "root" for layer in image.layers),
             cgroups=ground.cgroups.paths,
-            guards=self._guards,
             command_ended=self._blanks.command_ended,
             keeping=self._keeping,
         )

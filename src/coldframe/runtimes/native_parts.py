@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,6 @@ class Parts:
     """Trees of the image, top first."""
     cgroups: Mapping[str, Path]
     """The node's directory in each hierarchy."""
-    guards: asyncio.Semaphore
-    """How many directories of the node may be guarded at once."""
     command_ended: Callable[[], None]
     """Told of each command's end."""
     keeping: Keeping | None

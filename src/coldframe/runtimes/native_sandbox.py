@@ -30,7 +30,7 @@ from coldframe.runtimes.base import FileAccess, Gone, SandboxHandle
 from coldframe.runtimes.native_commands import NativeCommands
 from coldframe.runtimes.native_exec import NativeExec
 from coldframe.runtimes.native_faults import typed_question
-from coldframe.runtimes.native_guard import NativeGuard
+from coldframe.runtimes.native_guard import GuardSlots, NativeGuard
 from coldframe.runtimes.native_parts import Parts
 from coldframe.runtimes.native_upper import NativeUpper
 
@@ -47,12 +47,13 @@ class NativeSandbox:
         self,
         spec: SandboxSpec,
         parts: Parts,
+        guards: GuardSlots,
         end: Callable[[NativeSandbox], Awaitable[None]],
     ) -> None:
         """`end` takes everything of it from the kernel and the disk."""
         self.parts = parts
         self._id = parts.created.sandbox_id
-        self._guard = NativeGuard(parts)
+        self._guard = NativeGuard(parts, guards, spec.owner)
         self.commands = NativeCommands(parts, self._guard, no_new_privs=spec.no_new_privileges)
         self.upper = NativeUpper(self._id, parts.storage, parts.layers)
         self._looking = asyncio.Lock()

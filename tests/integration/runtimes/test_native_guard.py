@@ -23,7 +23,7 @@ from coldframe.host.provenance import path_of
 from coldframe.host.roottree import closing
 from coldframe.protocol.errors import CapacityError
 from coldframe.protocol.models import GuardReport
-from coldframe.runtimes import native_maker
+from coldframe.runtimes import native_guard
 
 pytestmark = pytest.mark.root
 WORD = "echo 1 > /guarded/word"
@@ -195,7 +195,7 @@ async def test_guard_for_which_there_is_no_group_is_refused_as_want_of_room(
 @pytest.fixture
 def one_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a node guard one directory at a time."""
-    monkeypatch.setattr(native_maker, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(native_guard, "MOST_AT_ONCE", 1)
 
 
 async def test_guard_waits_until_the_kernel_has_let_go_of_another(

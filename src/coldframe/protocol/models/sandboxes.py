@@ -50,6 +50,10 @@ class SandboxState(StrEnum):
     LOST = "lost"
 
 
+OWNER_LABEL = "owner"
+"""The label that says whose a sandbox is."""
+
+
 class SandboxSpec(Model):
     """What a caller asks for. Every default is a limit that is enforced."""
 
@@ -75,6 +79,11 @@ class SandboxSpec(Model):
     no_new_privileges: Flag = False
     network: NetworkPolicy = NetworkPolicy()
     """What it may reach; the default: nothing but itself."""
+
+    @property
+    def owner(self) -> str | None:
+        """Whose it is, if its labels say so."""
+        return self.labels.get(OWNER_LABEL)
 
     @model_validator(mode="after")
     def _fits(self) -> SandboxSpec:
