@@ -20,7 +20,7 @@ Call = Callable[..., Awaitable[Answer]]
 
 
 class RemoteFiles:
-    """See `FileAccess`. Contents are not sent again when a connection is lost on the way."""
+    """See `FileAccess`. Contents of several pieces are not sent again when a connection is lost."""
 
     def __init__(self, http: Http, call: Call, sandbox: str) -> None:
         self._http, self._call, self._sandbox = http, call, sandbox
@@ -115,15 +115,27 @@ class RemoteFiles:
     async def _send(
         self, method: str, target: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
-        async with self._http.stream(method, target, content) as (head, pieces):
-            body = await _whole(pieces)
-        if head.status >= 400:
-            raise wire.read_error(body, head.status)
+        first, second = await anext(content, b""), await anext(content, None)
+        if second is None:  # all of it is here, and can be sent again
+            body = (await self._call(method, target, first, once())).body
+        else:
+            whole = _joined(first, second, content)
+            async with self._http.stream(method, target, whole) as (head, pieces):
+                body = await _whole(pieces)
+            if head.status >= 400:
+                raise wire.read_error(body, head.status)
         told: dict[str, Any] = json.loads(body)
         return told
 
     async def _put(self, route: str, path: Path, body: dict[str, Any]) -> None:
         await self._call("PUT", self._target(route, path), json.dumps(body).encode())
+
+
+async def _joined(first: bytes, second: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    yield second
+    async for piece in rest:
+        yield piece
 
 
 async def _whole(pieces: AsyncIterator[bytes]) -> bytes:

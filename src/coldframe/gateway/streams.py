@@ -22,7 +22,7 @@ from coldframe.gateway.context import OperationId, enter, until_one_ends
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Signal
 from coldframe.gateway.tenants import Tenant
-from coldframe.protocol import wire
+from coldframe.protocol import strict_json, wire
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError
 from coldframe.protocol.following import merged
 from coldframe.protocol.models import OutputChunk, PtySize, Stream
@@ -178,8 +178,8 @@ async def _hear(socket: WebSocket, tenant: Tenant, inner: str) -> None:
 
 async def _obey(tenant: Tenant, inner: str, text: str) -> None:
     try:
-        told = json.loads(text)
-    except ValueError:
+        told = strict_json.parse(text)
+    except strict_json.NotStrictError:
         told = None
     if not isinstance(told, dict) or len(told) != 1:
         raise InvalidRequestError("a text frame has one of signal, resize, close_stdin")

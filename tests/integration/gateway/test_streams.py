@@ -109,8 +109,9 @@ def test_websocket_carries_both_ways(service: Service, served: Sandbox) -> None:
     with unix_connect(path, uri, max_size=None) as tied:
         tied.send(b"\x00\xffbytes\n")
         assert tied.recv(timeout=20) == b"\x01\x00\xffbytes\n"
-        tied.send(json.dumps({"nonsense": 1}))
-        assert json.loads(tied.recv(timeout=20))["error"]["code"] == "invalid_request"
+        for wrong in ('{"nonsense": 1}', "[" * 99_999, '{"signal": NaN}'):
+            tied.send(wrong)
+            assert json.loads(tied.recv(timeout=20))["error"]["code"] == "invalid_request"
         tied.send(json.dumps({"close_stdin": True}))
         tied.send(json.dumps({"signal": {"signal": 15, "scope": "tree"}}))
         ended = json.loads(tied.recv(timeout=20))["result"]
