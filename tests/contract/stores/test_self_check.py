@@ -75,7 +75,7 @@ async def test_redis_that_is_gone_or_hangs_is_said_within_seconds(
     redis_server: RedisServer,
 ) -> None:
     """Whoever asks must not wait for ever, nor be let in; the password is not shown."""
-    record = KeyRecord("k", "ada", ("read",), bytes(32), 1.0)
+    record = KeyRecord("k", "amber", ("read",), bytes(32), 1.0)
     for url in ("redis://:hunter2@127.0.0.1:1/0", redis_server.url):
         store = RedisStore(url)
         redis_server.send(signal.SIGSTOP)
@@ -115,10 +115,10 @@ async def test_what_others_wrote_into_redis_is_no_key(redis_server: RedisServer)
     """A hash that is not whole must neither let anybody in nor be a fault of ours."""
     store = RedisStore(redis_server.url)
     with redis_server.client() as client:
-        client.hset("coldframe:key:odd", "owner", "ada")
+        client.hset("coldframe:key:odd", "owner", "amber")
         client.set("coldframe:key:text", "x")
-        client.set("coldframe:quota:ada", '{"sandboxes": -1}')
-    for asked in (store.find_key("odd"), store.find_key("text"), store.quota("ada")):
+        client.set("coldframe:quota:amber", '{"sandboxes": -1}')
+    for asked in (store.find_key("odd"), store.find_key("text"), store.quota("amber")):
         with pytest.raises(StoreUnreachableError):
             await asked
     await store.close()

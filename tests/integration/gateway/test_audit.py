@@ -49,9 +49,9 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
     audited: Service, make_key: Callable[..., str]
 ) -> None:
     """Who did what to which sandbox, from where, and how it was answered."""
-    key = make_key("ada")
-    with SandboxClient(url=audited.tcp, api_key=key) as ada, http(audited.tcp, key) as caller:
-        sandbox = ada.create_sandbox("any", env={"SECRET": "hunter2"})
+    key = make_key("amber")
+    with SandboxClient(url=audited.tcp, api_key=key) as amber, http(audited.tcp, key) as caller:
+        sandbox = amber.create_sandbox("any", env={"SECRET": "hunter2"})
         sandbox.exec("echo hunter2")
         sandbox.files.write("/hunter2", "hunter2")
         sandbox.files.read("/hunter2")
@@ -66,7 +66,7 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
     lines = [line for line in audit_lines(audited.home) if line["key"] == key.split("_")[1]]
     command = lines.pop(0)
     assert (command["method"], command["route"]) == ("COMMAND", "key create")
-    assert (command["owner"], command["peer"]) == ("ada", f"uid {os.getuid()}")
+    assert (command["owner"], command["peer"]) == ("amber", f"uid {os.getuid()}")
     one = "/v1/sandboxes/{sandbox_id}"
     assert [(line["method"], line["route"], line["status"]) for line in lines] == [
         ("POST", "/v1/sandboxes", 201),
@@ -76,7 +76,7 @@ def test_changes_and_refusals_are_lines_and_looks_are_not(
         ("GET", one, 404),
         ("DELETE", one, 200),
     ]
-    assert {line["owner"] for line in lines} == {"ada"}
+    assert {line["owner"] for line in lines} == {"amber"}
     assert {line["peer"] for line in lines} == {"127.0.0.1"}
     assert [line["sandbox"] for line in lines] == [
         *(sandbox.id, sandbox.id, sandbox.id, None, "sb-none", sandbox.id)
@@ -141,7 +141,7 @@ def test_flood_of_wrong_keys_is_cheap_and_hides_nobody_elses_refusal(
     audited: Service, make_key: Callable[..., str]
 ) -> None:
     """Counted, not written; who holds a key is served meanwhile and logged."""
-    key = make_key("ada", "read")
+    key = make_key("amber", "read")
     before, logged = len(audit_lines(audited.home)), len(audited.log)
     with http(audited.tcp, "nonsense") as stranger, http(audited.tcp, key) as reader:
         began = time.monotonic()

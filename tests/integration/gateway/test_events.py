@@ -217,23 +217,23 @@ async def test_owner_sees_no_events_of_others() -> None:
         return life.Sandbox(id=name, node_id="node", runtime="fake", spec=spec)
 
     events = Events(4)
-    begin = (await events.read(None, 10, owner="ada", wait=False)).next_cursor
-    for number, owner in enumerate(["bob", "ada", "bob"]):
+    begin = (await events.read(None, 10, owner="amber", wait=False)).next_cursor
+    for number, owner in enumerate(["blue", "amber", "blue"]):
         events.add(sandbox(f"sb-{number}", owner))
-    page = await events.read(begin, 10, owner="ada", wait=False)
+    page = await events.read(begin, 10, owner="amber", wait=False)
     assert [event.sandbox_id for event in page.events] == ["sb-1"]
-    waiting = asyncio.ensure_future(events.read(page.next_cursor, 10, owner="ada", wait=True))
+    waiting = asyncio.ensure_future(events.read(page.next_cursor, 10, owner="amber", wait=True))
     await asyncio.sleep(0)
-    events.add(sandbox("sb-3", "bob"))
+    events.add(sandbox("sb-3", "blue"))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     for _ in range(9):  # what waits follows, however much others do
-        events.add(sandbox("sb-4", "bob"))
+        events.add(sandbox("sb-4", "blue"))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    events.add(sandbox("sb-5", "ada"))
+    events.add(sandbox("sb-5", "amber"))
     assert [event.sandbox_id for event in (await waiting).events] == ["sb-5"]
-    # For all, from where on nothing is missing: bob's last two, ada's last.
+    # For all, from where on nothing is missing: blue's last two, amber's last.
     assert [event.sandbox_id for event in await _everything(events)] == ["sb-4", "sb-4", "sb-5"]
 
 
@@ -252,17 +252,17 @@ async def test_events_of_one_owner_push_out_nobody_elses() -> None:
         return [event.sandbox_id for event in page.events]
 
     events = Events(100)
-    begin = (await events.read(None, 10, owner="ada", wait=False)).next_cursor
+    begin = (await events.read(None, 10, owner="amber", wait=False)).next_cursor
     of_all = (await events.read(None, 10, owner=None, wait=False)).next_cursor
-    events.add(sandbox("ada-0", "ada"))
+    events.add(sandbox("amber-0", "amber"))
     for number in range(1000):
-        events.add(sandbox(f"bob-{number}", "bob"))
-    events.add(sandbox("ada-1", "ada"))
+        events.add(sandbox(f"blue-{number}", "blue"))
+    events.add(sandbox("amber-1", "amber"))
 
-    assert await read("ada", begin) == await read("ada", "oldest") == ["ada-0", "ada-1"]
-    assert await read("bob", "oldest", 2) == ["bob-902", "bob-903"]
-    assert await read(None, "oldest", 2) == ["bob-902", "bob-903"]
-    for owner, lost in (("bob", begin), (None, of_all)):
+    assert await read("amber", begin) == await read("amber", "oldest") == ["amber-0", "amber-1"]
+    assert await read("blue", "oldest", 2) == ["blue-902", "blue-903"]
+    assert await read(None, "oldest", 2) == ["blue-902", "blue-903"]
+    for owner, lost in (("blue", begin), (None, of_all)):
         with pytest.raises(CursorExpiredError) as refused:
             await read(owner, lost)
         assert len(await read(owner, refused.value.oldest)) == 98 + (owner is None)
@@ -290,16 +290,16 @@ def test_network_and_tampering_are_told_to_whom_they_belong(
     """Who watches many sandboxes must see an attack in the moment, and nobody else may."""
     images = image_store.layers_directory.parent
     with serving(tmp_path, "native", images=images) as service:
-        keys = {owner: _key(service.home, owner) for owner in ("ada", "bob")}
+        keys = {owner: _key(service.home, owner) for owner in ("amber", "blue")}
         with (
-            SandboxClient(url=service.tcp, api_key=keys["ada"]) as ada,
-            SandboxClient(url=service.tcp, api_key=keys["bob"]) as bob,
-            ada.create_sandbox(debian_image.name, network="web.example") as sandbox,
+            SandboxClient(url=service.tcp, api_key=keys["amber"]) as amber,
+            SandboxClient(url=service.tcp, api_key=keys["blue"]) as blue,
+            amber.create_sandbox(debian_image.name, network="web.example") as sandbox,
         ):
             heard: list[SandboxEvent] = []
             follower = threading.Thread(
                 target=lambda: heard.extend(
-                    itertools.islice(ada.events("oldest", kind="egress"), 4)
+                    itertools.islice(amber.events("oldest", kind="egress"), 4)
                 )
             )
             follower.start()
@@ -318,13 +318,13 @@ def test_network_and_tampering_are_told_to_whom_they_belong(
             assert {(one.address, one.decision) for one in asked[-3:]} == {
                 ("169.254.169.254", "refused")
             }
-            told = list(ada.events("oldest", follow=False, kind="tamper"))
+            told = list(amber.events("oldest", follow=False, kind="tamper"))
             assert [event.tamper for event in told] == list(refused)
             assert {event.sandbox_id for event in (*told, *heard)} == {sandbox.id}
             for kind in ("state", "egress", "tamper"):
-                assert list(bob.events("oldest", follow=False, kind=kind)) == []
+                assert list(blue.events("oldest", follow=False, kind=kind)) == []
             with pytest.raises(CursorExpiredError):  # each kind has its own
-                next(iter(ada.events(told[0].cursor, kind="state")))
+                next(iter(amber.events(told[0].cursor, kind="state")))
 
 
 def _key(home: Path, owner: str) -> str:

@@ -115,7 +115,7 @@ def _gateway(
 
 def test_what_was_asked_by_one_gateway_is_answered_by_the_other(pair: Pair) -> None:
     """A client that is sent to another gateway in the middle must do nothing twice."""
-    with pair.clients(pair.key("ada")) as (one, two):
+    with pair.clients(pair.key("amber")) as (one, two):
         made = one.create_sandbox(IMAGE, operation_id="make", name="mine")
         again = two.create_sandbox(IMAGE, operation_id="make", name="mine")
         assert again.id == made.id
@@ -130,7 +130,7 @@ def test_what_was_asked_by_one_gateway_is_answered_by_the_other(pair: Pair) -> N
         made.renew(5000)
         assert two.get_sandbox("mine").info.expires_at == pytest.approx(time.time() + 5000, abs=30)
         version = two.get_sandbox(made.id).info.version
-        with http(pair.gateways[1].tcp, pair.key("ada")) as caller:
+        with http(pair.gateways[1].tcp, pair.key("amber")) as caller:
             stale = caller.delete(f"/v1/sandboxes/{made.id}?expected_version={version - 1}")
         assert (stale.status_code, stale.json()["sandbox"]["version"]) == (409, version)
         made.delete()
@@ -198,7 +198,7 @@ async def _has_none(client: AsyncSandboxClient) -> bool:
 
 def test_revoked_key_is_refused_by_both_gateways_at_once(pair: Pair) -> None:
     """A stolen key must not live on where nobody looked."""
-    key = pair.key("ada")
+    key = pair.key("amber")
     with (
         http(pair.gateways[0].tcp, key) as one,
         http(pair.gateways[1].tcp, key) as two,
@@ -212,7 +212,7 @@ def test_revoked_key_is_refused_by_both_gateways_at_once(pair: Pair) -> None:
 
 def test_revoking_a_key_ends_what_is_open_with_it(pair: Pair) -> None:
     """Else whoever stole it would go on listening, and typing, for as long as it likes."""
-    key, other = pair.key("ada"), pair.key("ada")
+    key, other = pair.key("amber"), pair.key("amber")
     with pair.clients(other) as (kept, _), kept.create_sandbox(IMAGE) as sandbox:
         running = sandbox.start("cat", stdin_open=True, operation_id="typing")
         headers = {"Authorization": f"Bearer {key}"}
@@ -251,16 +251,16 @@ def test_revoking_a_key_ends_what_is_open_with_it(pair: Pair) -> None:
 
 def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
     """Owners, scopes and names mean behind a gateway what they mean before a node."""
-    hers, his = pair.key("ada"), pair.key("bob", "read")
-    with pair.clients(hers) as (ada, _), pair.clients(his) as (bob, _):
-        sandbox = ada.create_sandbox(IMAGE, name="solver")
+    hers, his = pair.key("amber"), pair.key("blue", "read")
+    with pair.clients(hers) as (amber, _), pair.clients(his) as (blue, _):
+        sandbox = amber.create_sandbox(IMAGE, name="solver")
         with pytest.raises(SandboxNotFoundError):
-            bob.get_sandbox(sandbox.id)
+            blue.get_sandbox(sandbox.id)
         with pytest.raises(NotPermittedError, match="'create'"):
-            bob.create_sandbox(IMAGE)
+            blue.create_sandbox(IMAGE)
         with pytest.raises(NotPermittedError, match="'admin'"):
-            ada.ledger()
-        assert sandbox.info.spec.labels["owner"] == "ada"
+            amber.ledger()
+        assert sandbox.info.spec.labels["owner"] == "amber"
         forged = '{"owner":null,"scopes":["admin"],"name":"x","quota":null}'
         for gateway in (*pair.gateways, pair.node):
             with http(gateway.tcp, hers) as caller:
@@ -270,7 +270,7 @@ def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
             with http(pair.node.unix) as caller:
                 headers = {"Coldframe-On-Behalf": nonsense.encode()}
                 assert caller.get("/v1/sandboxes", headers=headers).status_code == 400
-        no_quota = '{"owner":"eve","scopes":["create"],"name":"x"}'
+        no_quota = '{"owner":"green","scopes":["create"],"name":"x"}'
         with http(pair.node.unix) as caller:
             headers = {"Coldframe-On-Behalf": no_quota}
             answer = caller.post("/v1/sandboxes", json={"image": IMAGE}, headers=headers)
@@ -280,7 +280,7 @@ def test_callers_of_a_gateway_are_told_apart_at_the_node(pair: Pair) -> None:
 
 def test_everything_streams_through_a_gateway(pair: Pair) -> None:
     """Files, events, sockets: as fast as they are read, and byte for byte."""
-    key = pair.key("ada")
+    key = pair.key("amber")
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with pair.clients(key) as (one, _), traced(trace), one.create_sandbox(IMAGE) as sandbox:
         assert sandbox.info.trace_id == trace
@@ -319,25 +319,25 @@ def test_policies_patches_cancelling_and_traces_pass_a_gateway(pair: Pair) -> No
     """What is asked of a gateway is asked of its node, and nobody else's is reached."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with (
-        pair.clients(pair.key("ada")) as (one, _),
+        pair.clients(pair.key("amber")) as (one, _),
         one.create_sandbox(IMAGE) as sandbox,
-        http(pair.gateways[1].tcp, pair.key("ada")) as ada,
-        http(pair.gateways[1].tcp, pair.key("bob")) as bob,
+        http(pair.gateways[1].tcp, pair.key("amber")) as amber,
+        http(pair.gateways[1].tcp, pair.key("blue")) as blue,
     ):
         policy = f"/v1/sandboxes/{sandbox.id}/network"
-        assert ada.get(policy).json() == sandbox.info.spec.network.model_dump(mode="json")
-        assert bob.get(policy).status_code == 404
+        assert amber.get(policy).json() == sandbox.info.spec.network.model_dump(mode="json")
+        assert blue.get(policy).status_code == 404
         sandbox.start("setsid sleep 300 & sleep 300", operation_id="cancelled")
-        assert bob.post("/v1/execs/cancelled/cancel").status_code == 404
+        assert blue.post("/v1/execs/cancelled/cancel").status_code == 404
         headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
-        ends = [ada.post("/v1/execs/cancelled/cancel", headers=headers) for _ in range(2)]
+        ends = [amber.post("/v1/execs/cancelled/cancel", headers=headers) for _ in range(2)]
         assert [end.json()["reason"] for end in ends] == ["signal", "signal"]
         assert sandbox.processes() == ()
         sandbox.files.write("/one", b"1\n")
         diff = "--- a/one\n+++ b/one\n@@ -1 +1 @@\n-1\n+2\n"
         patch = f"/v1/sandboxes/{sandbox.id}/patch?root=/"
-        assert bob.post(patch, content=diff).status_code == 404
-        assert [ada.post(patch, content=diff).status_code for _ in range(2)] == [200, 422]
+        assert blue.post(patch, content=diff).status_code == 404
+        assert [amber.post(patch, content=diff).status_code for _ in range(2)] == [200, 422]
         assert sandbox.files.read("/one") == b"2\n"
         told = ends[0].headers.get_list("traceparent")
         assert [one.split("-")[1] for one in told] == [trace]
@@ -345,7 +345,7 @@ def test_policies_patches_cancelling_and_traces_pass_a_gateway(pair: Pair) -> No
 
 def test_client_that_leaves_a_gateway_leaves_nothing_at_the_node(pair: Pair) -> None:
     """Who goes away in the middle of a create, or of a stream, holds nothing up."""
-    key = pair.key("ada")
+    key = pair.key("amber")
     with pair.clients(key) as (one, _), one.create_sandbox(IMAGE) as sandbox:
         sandbox.start("while :; do echo x; sleep 0.05; done", operation_id="long")
         address = pair.gateways[0].tcp
@@ -358,7 +358,7 @@ def test_client_that_leaves_a_gateway_leaves_nothing_at_the_node(pair: Pair) -> 
 
 def test_emptied_redis_loses_no_sandbox_and_opens_no_door(pair: Pair) -> None:
     """What is true of sandboxes is the node's; what is lost is who may ask."""
-    with pair.clients(pair.key("ada")) as (one, two):
+    with pair.clients(pair.key("amber")) as (one, two):
         sandbox = one.create_sandbox(IMAGE, operation_id="kept")
         sandbox.start("sleep 1; echo lived", operation_id="going")
         with pair.redis.client() as redis:
@@ -373,7 +373,7 @@ def test_emptied_redis_loses_no_sandbox_and_opens_no_door(pair: Pair) -> None:
             assert node.get_sandbox(sandbox.id).info.state == "ready"
             assert node.ledger().balanced
 
-    with pair.clients(pair.key("ada")) as (one, two):
+    with pair.clients(pair.key("amber")) as (one, two):
         assert two.create_sandbox(IMAGE, operation_id="kept").id == sandbox.id
         result = two.get_sandbox(sandbox.id).attach("going").wait()
         assert result.stdout == b"lived\n"
@@ -382,7 +382,7 @@ def test_emptied_redis_loses_no_sandbox_and_opens_no_door(pair: Pair) -> None:
 
 def test_redis_that_is_killed_stops_no_command_and_lets_nobody_in(pair: Pair) -> None:
     """503 with when to try again; what was running ends as it would have."""
-    key = pair.key("ada")
+    key = pair.key("amber")
     with pair.clients(key) as (one, two):
         sandbox = one.create_sandbox(IMAGE, operation_id="before")
         results: list[Any] = []
@@ -464,10 +464,10 @@ def test_gateway_reaches_its_node_by_tls_with_an_administrators_key(tmp_path: Pa
         known = {"COLDFRAME_API_KEY": admin, "SSL_CERT_FILE": str(cert)}
         with serving(tmp_path / "front", "fake", "--node", node.tcp, **known) as front:
             fronts = f"sqlite:{front.home / 'gateway.sqlite'}"
-            key = _coldframe(fronts, "key", "create", "--owner", "ada")
+            key = _coldframe(fronts, "key", "create", "--owner", "amber")
             with SandboxClient(url=front.tcp, api_key=key) as client:
                 sandbox = client.create_sandbox("any")
-                assert sandbox.info.spec.labels == {"owner": "ada"}
+                assert sandbox.info.spec.labels == {"owner": "amber"}
                 sandbox.start("read x; echo $x", stdin_open=True, operation_id="ws")
                 uri = f"{front.tcp.replace('http', 'ws')}/v1/execs/ws/attach"
                 headers = {"Authorization": f"Bearer {key}"}
@@ -478,7 +478,7 @@ def test_gateway_reaches_its_node_by_tls_with_an_administrators_key(tmp_path: Pa
                     client.ledger()
                 sandbox.delete()
         lines = audit_lines(node.home)
-        assert {line["owner"] for line in lines if line["route"] == "/v1/sandboxes"} == {"ada"}
+        assert {line["owner"] for line in lines if line["route"] == "/v1/sandboxes"} == {"amber"}
         assert admin.rpartition("_")[2] not in "".join(front.log)
 
 
@@ -487,7 +487,7 @@ def test_command_outlives_the_gateway_that_it_was_asked_by(
 ) -> None:
     """A gateway is nobody's only way; what it was waiting for is there by another."""
     monkeypatch.setattr("coldframe.client._calls._RESTART_S", 1.0)
-    key = pair.key("ada")
+    key = pair.key("amber")
     with _gateway(tmp_path, pair.node, pair.redis) as doomed:
         client = SandboxClient(url=doomed.tcp, api_key=key)
         sandbox = client.create_sandbox(IMAGE, operation_id="outlives")
@@ -551,7 +551,7 @@ def test_gateway_that_may_not_speak_for_others_does_not_start(tmp_path: Path, pa
         )
 
     listening = ("--listen", "127.0.0.1:0")
-    key = pair.key("ada")
+    key = pair.key("amber")
     refused = serve("--node", pair.gateways[0].tcp, *listening, COLDFRAME_API_KEY=key)
     assert (refused.returncode, "'admin'" in refused.stderr) == (2, True), refused.stderr
     nowhere = serve("--node", "unix:/nowhere", *listening)

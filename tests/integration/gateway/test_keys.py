@@ -99,7 +99,7 @@ def test_requests_without_a_valid_key_get_nowhere(
     keyed_service: Service, make_key: MakeKey
 ) -> None:
     """Every route, whether it exists or not: a stranger learns nothing."""
-    key = make_key("ada")
+    key = make_key("amber")
     routes = httpx.get(f"{keyed_service.tcp}/openapi.json").json()["paths"]
     wrong = [None, "nonsense", key[:-1] + ("0" if key[-1] != "0" else "1"), key + "0"]
     for path, operations in routes.items():
@@ -120,10 +120,10 @@ def test_revoked_key_is_refused_from_the_next_request_on(
     keyed_service: Service, make_key: MakeKey
 ) -> None:
     """A stolen key must stop at once, not with the next restart."""
-    words = ("key", "create", "--owner", "ada", "--json")
+    words = ("key", "create", "--owner", "amber", "--json")
     made = json.loads(_command(keyed_service.home, *words).stdout)
     key = made["key"]
-    assert (made["id"], made["owner"]) == (key.split("_")[1], "ada")
+    assert (made["id"], made["owner"]) == (key.split("_")[1], "amber")
     with http(keyed_service.tcp, key) as caller:
         assert caller.get("/v1/sandboxes").status_code == 200
         revoked = _command(keyed_service.home, "key", "revoke", "--json", key.split("_")[1])
@@ -136,7 +136,7 @@ def test_revoked_key_is_refused_from_the_next_request_on(
 
 def test_key_is_not_in_the_store(keyed_service: Service, make_key: MakeKey) -> None:
     """Who reads the file must not be able to use a key, and only its owner reads it."""
-    secret = make_key("ada").rpartition("_")[2]
+    secret = make_key("amber").rpartition("_")[2]
 
     for file in keyed_service.home.glob("gateway.sqlite*"):
         assert secret.encode() not in file.read_bytes()
@@ -179,9 +179,9 @@ def _refusal(uri: str, headers: dict[str, str]) -> ColdframeError | BrokenPipeEr
 
 def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKey) -> None:
     """A key for looking must not be able to run anything."""
-    with SandboxClient(url=keyed_service.tcp, api_key=make_key("eve")) as owner:
+    with SandboxClient(url=keyed_service.tcp, api_key=make_key("green")) as owner:
         sandbox = owner.create_sandbox("any")
-        with SandboxClient(url=keyed_service.tcp, api_key=make_key("eve", "read")) as reader:
+        with SandboxClient(url=keyed_service.tcp, api_key=make_key("green", "read")) as reader:
             seen = reader.get_sandbox(sandbox.id)
             assert seen.files.list("/") is not None
             with pytest.raises(NotPermittedError, match="'exec'"):
@@ -199,7 +199,7 @@ def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKe
         assert made.returncode == 0, made.stderr
         with SandboxClient(url=keyed_service.tcp, api_key=made.stdout.strip()) as allowed:
             assert allowed.ledger().live >= 1
-        key = make_key("eve", "read")
+        key = make_key("green", "read")
         sandbox.exec("true", operation_id="eves")
         with http(keyed_service.tcp, key) as looking:
             assert looking.get(f"/v1/sandboxes/{sandbox.id}/network").status_code == 200
@@ -219,29 +219,29 @@ def test_owners_neither_see_nor_guess_nor_block_each_other(
 ) -> None:
     """Another's sandbox, operation and name are as if they had never been."""
     with (
-        SandboxClient(url=keyed_service.tcp, api_key=make_key("ada")) as ada,
-        SandboxClient(url=keyed_service.tcp, api_key=make_key("bob")) as bob,
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("amber")) as amber,
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("blue")) as blue,
     ):
-        hers = ada.create_sandbox("any", name="solver", operation_id="create-7")
+        hers = amber.create_sandbox("any", name="solver", operation_id="create-7")
         assert hers.exec("echo hers", operation_id="run-7").text == "hers\n"
-        assert (hers.name, hers.info.spec.labels["owner"]) == ("solver", "ada")
+        assert (hers.name, hers.info.spec.labels["owner"]) == ("solver", "amber")
 
         with pytest.raises(SandboxNotFoundError) as real:
-            bob.get_sandbox(hers.id)
+            blue.get_sandbox(hers.id)
         with pytest.raises(SandboxNotFoundError) as made_up:
-            bob.get_sandbox("sb-000000-0000000000")
+            blue.get_sandbox("sb-000000-0000000000")
         assert str(real.value).replace(hers.id, "") == str(made_up.value).replace(
             "sb-000000-0000000000", ""
         )
         for refused in (
-            lambda: bob.get_sandbox("solver"),
-            lambda: bob.delete_sandbox(hers.id),
+            lambda: blue.get_sandbox("solver"),
+            lambda: blue.delete_sandbox(hers.id),
         ):
             with pytest.raises(SandboxNotFoundError):
                 refused()
-        assert bob.list_sandboxes() == bob.list_sandboxes({"owner": "ada"}) == ()
+        assert blue.list_sandboxes() == blue.list_sandboxes({"owner": "amber"}) == ()
 
-        with http(keyed_service.tcp, make_key("bob")) as caller:
+        with http(keyed_service.tcp, make_key("blue")) as caller:
             with hers.session(operation_id="shell-7") as session:
                 assert session.exec("echo hers", operation_id="said-7").operation_id == "said-7"
                 assert (session.refresh().id, hers.sessions()[0].id) == ("shell-7", "shell-7")
@@ -257,22 +257,22 @@ def test_owners_neither_see_nor_guess_nor_block_each_other(
 
         for words, unknown in (
             ("no exec has the operation id 'none'", lambda: hers.attach("none").wait()),
-            ("'solver' belongs", lambda: ada.create_sandbox("any", name="solver")),
+            ("'solver' belongs", lambda: amber.create_sandbox("any", name="solver")),
             ("'run-7' was used", lambda: hers.exec("echo other", operation_id="run-7")),
         ):
             with pytest.raises(ColdframeError, match=words):  # as she wrote them, untagged
                 unknown()
 
-        his = bob.create_sandbox("any", name="solver", operation_id="create-7")
+        his = blue.create_sandbox("any", name="solver", operation_id="create-7")
         assert his.id != hers.id
         with pytest.raises(OperationNotFoundError):
             his.attach("run-7").wait()
         assert his.exec("echo his", operation_id="run-7").text == "his\n"
         assert his.attach("run-7").wait().operation_id == "run-7"
         assert hers.exec("echo hers", operation_id="run-7").text == "hers\n"
-        forged = bob.create_sandbox("any", labels={"owner": "ada"})
-        assert [sandbox.id for sandbox in ada.list_sandboxes()] == [hers.id]
-        assert {sandbox.id for sandbox in bob.list_sandboxes()} == {his.id, forged.id}
+        forged = blue.create_sandbox("any", labels={"owner": "amber"})
+        assert [sandbox.id for sandbox in amber.list_sandboxes()] == [hers.id]
+        assert {sandbox.id for sandbox in blue.list_sandboxes()} == {his.id, forged.id}
 
 
 def test_quota_refuses_what_is_over_it_and_no_answer_that_is_there(
@@ -322,12 +322,12 @@ def test_owner_lists_the_commands_of_own_sandboxes_alone_by_own_ids(
 ) -> None:
     """A command line may hold a secret, and an id of another's is half a way to its output."""
     with (
-        SandboxClient(url=keyed_service.tcp, api_key=make_key("ada")) as ada,
-        SandboxClient(url=keyed_service.tcp, api_key=make_key("bob")) as bob,
-        http(keyed_service.tcp, make_key("bob")) as caller,
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("amber")) as amber,
+        SandboxClient(url=keyed_service.tcp, api_key=make_key("blue")) as blue,
+        http(keyed_service.tcp, make_key("blue")) as caller,
     ):
-        hers = ada.create_sandbox("any", name="listed")
-        his = bob.create_sandbox("any", name="listed")
+        hers = amber.create_sandbox("any", name="listed")
+        his = blue.create_sandbox("any", name="listed")
         for sandbox, said in ((hers, "echo hers"), (his, "echo his")):
             sandbox.exec(said, operation_id="one")
             (listed,) = sandbox.commands()

@@ -112,27 +112,27 @@ async def test_spools_of_one_owner_push_out_nobody_elses_result(
     first = Node(settings, images=image_store, outlive=True)
     await first.start()
     try:
-        ada, bob = [
+        amber, blue = [
             await first.create_sandbox(
                 spec.model_copy(update={"labels": {"owner": owner}}), operation_id=owner
             )
-            for owner in ("ada", "bob")
+            for owner in ("amber", "blue")
         ]
 
         def large(name: str) -> ExecRequest:
             return ExecRequest(command="yes | head -c 200000", operation_id=name)
 
-        result = await first.exec(ada.id, large("hers"))
+        result = await first.exec(amber.id, large("hers"))
         for number in range(6):
-            await first.exec(bob.id, large(f"his{number}"))
+            await first.exec(blue.id, large(f"his{number}"))
         daemon = await first.leave()
 
         second = Node(settings, images=image_store, outlive=True, daemon=daemon)
         await second.start()
-        assert await second.exec(ada.id, large("hers")) == result
-        assert (await second.exec(bob.id, large("his5"))).out.total_bytes == 200_000
+        assert await second.exec(amber.id, large("hers")) == result
+        assert (await second.exec(blue.id, large("his5"))).out.total_bytes == 200_000
         with pytest.raises(ColdframeError, match="not run again"):
-            await second.exec(bob.id, large("his3"))
+            await second.exec(blue.id, large("his3"))
         assert (await second.close()).failures == ()
     finally:
         orphans.end_left(tmp_path)

@@ -41,7 +41,7 @@ CASES: list[tuple[Any, Headers]] = [
     ({"command": "true"}, {"Coldframe_On_Behalf": "{}"}),
     (
         {"command": "true"},
-        {"Coldframe_On_Behalf": '{"owner":"ada","scopes":["read"],"name":"x"}'},
+        {"Coldframe_On_Behalf": '{"owner":"amber","scopes":["read"],"name":"x"}'},
     ),
     ({"command": "true"}, {"Authorization": "Bearer nonsense"}),
     ({"command": "true"}, {"Origin": "http://127.0.0.1"}),
@@ -82,14 +82,14 @@ async def test_keys_are_asked_for_from_the_next_request_on(service: Served) -> N
     command = {"command": "true"}
     async with service.connection() as caller:
         assert (await caller.short(command)).status == 200
-        key = await create_key(service.store, "ada", [Scope.EXEC])
+        key = await create_key(service.store, "amber", [Scope.EXEC])
         assert (await caller.short(command)).status == 401
     async with service.connection() as caller:
         bearer = {"Authorization": f"Bearer {key}"}
         foreign = await caller.short(command, **bearer)
         assert (foreign.status, foreign.json()["code"]) == (404, "sandbox_not_found")
     async with service.connection() as caller:
-        reader = await create_key(service.store, "ada", [Scope.READ])
+        reader = await create_key(service.store, "amber", [Scope.READ])
         assert (await caller.short(command, Authorization=f"Bearer {reader}")).status == 403
     async with service.connection() as caller:
         admin = await create_key(service.store, "ops", [Scope.ADMIN])
@@ -251,7 +251,7 @@ def in_chunks(caller: Connection, trailers: bytes) -> bytes:
 
 async def test_trailers_are_no_headers(service: Served) -> None:
     """A proxy before us may have looked at the headers alone."""
-    behalf = b'Coldframe-On-Behalf: {"owner":"ada","scopes":["admin"],"name":"x"}\r\n'
+    behalf = b'Coldframe-On-Behalf: {"owner":"amber","scopes":["admin"],"name":"x"}\r\n'
     for cut in (None, -1):
         async with service.connection() as caller:
             sent = in_chunks(caller, behalf + b"\r\n")
@@ -303,7 +303,7 @@ async def test_fault_is_logged_whole_and_told_in_a_sentence(
 
 async def test_fault_at_the_door_is_answered_and_leaves_nobody_behind(service: Served) -> None:
     """A key that a newer Coldframe wrote: the node still leaves when it is idle."""
-    key = await create_key(service.store, "ada", [Scope.EXEC])
+    key = await create_key(service.store, "amber", [Scope.EXEC])
     record = await service.store.find_key(key.split("_")[1])
     assert record is not None
     odd = replace(record, id="0" * 12, scopes=("unheard-of",))

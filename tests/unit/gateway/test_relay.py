@@ -75,7 +75,7 @@ def _caller(upstream: FakeUpstream, identity: Identity | None) -> httpx.AsyncCli
     return httpx.AsyncClient(transport=httpx.ASGITransport(known), base_url="http://x")
 
 
-ADA = Identity("ada", frozenset({Scope.CREATE}), "k1")
+AMBER = Identity("amber", frozenset({Scope.CREATE}), "k1")
 
 
 async def test_request_is_passed_on_byte_by_byte_and_in_its_callers_name() -> None:
@@ -87,7 +87,7 @@ async def test_request_is_passed_on_byte_by_byte_and_in_its_callers_name() -> No
         "Coldframe-On-Behalf": "root",
         "Connection": "x-kept",
     }
-    async with _caller(upstream, ADA) as caller:
+    async with _caller(upstream, AMBER) as caller:
         answer = await caller.put("/v1/a%2Fb%00?x=%ff&y=+", content=b"body", headers=headers)
 
     assert answer.content == b"onetwo"
@@ -96,16 +96,16 @@ async def test_request_is_passed_on_byte_by_byte_and_in_its_callers_name() -> No
     assert upstream.headers["x-kept"] == "yes"
     assert "authorization" not in upstream.headers
     behalf = json.loads(upstream.headers["coldframe-on-behalf"])
-    assert behalf == {"owner": "ada", "scopes": ["create"], "name": "k1", "quota": None}
+    assert behalf == {"owner": "amber", "scopes": ["create"], "name": "k1", "quota": None}
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "sandboxes"), ("GET", "resources")])
 async def test_quota_goes_along_with_what_depends_on_it(method: str, path: str) -> None:
     """It is looked up for what it is needed for."""
     upstream = FakeUpstream(b"")
-    async with _caller(upstream, ADA) as caller:
+    async with _caller(upstream, AMBER) as caller:
         await caller.request(method, f"/v1/{path}", json={})
-    assert json.loads(upstream.headers["coldframe-on-behalf"])["quota"]["sandboxes"] == 3
+    assert json.loads(upstream.headers["coldframe-on-behalf"])["quota"]["sandboxes"] == len("amber")
 
 
 async def test_what_needs_no_key_is_nobodys_and_not_the_gateways() -> None:
@@ -121,7 +121,7 @@ async def test_what_needs_no_key_is_nobodys_and_not_the_gateways() -> None:
 async def test_node_that_does_not_answer_is_said_with_what_is_known(execution: Execution) -> None:
     """Whoever may ask again must know whether that does something twice."""
     upstream = FakeUpstream(ServiceUnreachableError("gone", execution=execution))
-    async with _caller(upstream, ADA) as caller:
+    async with _caller(upstream, AMBER) as caller:
         answer = await caller.post("/v1/x", content=b"1")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["execution"] == execution

@@ -341,58 +341,58 @@ async def test_command_that_is_cancelled_before_its_turn_never_runs(make_node: N
 async def test_windows_of_one_owner_are_bounded_while_they_may_fill(make_node: NodeMaker) -> None:
     """A command of no output costs nothing to ask for: a thousand must not promise 128 GiB."""
     node = await make_node(owner_window_bytes=8 << 20)
-    ada, bob = [
+    amber, blue = [
         (await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))).id
-        for owner in ("ada", "bob")
+        for owner in ("amber", "blue")
     ]
     large = ExecRequest(command="cat gate", window_bytes=4 << 20)
-    await node.exec(ada, ExecRequest(command="mkfifo gate"))
-    operation = await node.start_exec(ada, large)
+    await node.exec(amber, ExecRequest(command="mkfifo gate"))
+    operation = await node.start_exec(amber, large)
 
-    with pytest.raises(CapacityError, match="'ada' hold 8388608 bytes"):
-        await node.exec(ada, large)
-    assert (await node.exec(ada, ExecRequest(command="echo usual"))).text == "usual\n"
-    session = await node.sessions().create(ada, SessionRequest())
+    with pytest.raises(CapacityError, match="'amber' hold 8388608 bytes"):
+        await node.exec(amber, large)
+    assert (await node.exec(amber, ExecRequest(command="echo usual"))).text == "usual\n"
+    session = await node.sessions().create(amber, SessionRequest())
     with pytest.raises(CapacityError):
         asked = SessionExecRequest(command="true", window_bytes=4 << 20)
         await node.sessions().exec(session.id, asked)
-    assert (await node.exec(bob, ExecRequest(command="echo b", window_bytes=4 << 20))).ok
+    assert (await node.exec(blue, ExecRequest(command="echo b", window_bytes=4 << 20))).ok
 
     with pytest.raises(CapacityError):
-        await node.exec(ada, ExecRequest(command="cat", stdin=bytes(2 << 20)))
+        await node.exec(amber, ExecRequest(command="cat", stdin=bytes(2 << 20)))
 
-    await node.exec(ada, ExecRequest(command="echo open > gate"))
+    await node.exec(amber, ExecRequest(command="echo open > gate"))
     await node.wait_exec(operation)
-    assert (await node.exec(ada, ExecRequest(command="cat", stdin=bytes(2 << 20)))).ok
-    assert (await node.exec(ada, ExecRequest(command="echo a", window_bytes=4 << 20))).ok
+    assert (await node.exec(amber, ExecRequest(command="cat", stdin=bytes(2 << 20)))).ok
+    assert (await node.exec(amber, ExecRequest(command="echo a", window_bytes=4 << 20))).ok
 
 
 async def test_commands_of_one_owner_leave_room_for_others(make_node: NodeMaker) -> None:
     """Else one key that starts commands which never end shuts out every other."""
     node = await make_node(max_running_execs=8)
-    ada, bob = [
+    amber, blue = [
         (await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))).id
-        for owner in ("ada", "bob")
+        for owner in ("amber", "blue")
     ]
-    await node.exec(ada, ExecRequest(command="mkfifo gate"))
+    await node.exec(amber, ExecRequest(command="mkfifo gate"))
     waiting = ExecRequest(command="cat gate")
-    started = [await node.start_exec(ada, waiting) for _ in range(4)]
-    session = await node.sessions().create(ada, SessionRequest())
+    started = [await node.start_exec(amber, waiting) for _ in range(4)]
+    session = await node.sessions().create(amber, SessionRequest())
     asked = SessionExecRequest(command="cat gate")
     asking = asyncio.ensure_future(node.sessions().exec(session.id, asked))
     await asyncio.sleep(0)  # it has asked
 
     assert node.load().running == 6
-    with pytest.raises(CapacityError, match="'ada' runs 6 commands"):
-        await node.exec(ada, waiting)
-    with pytest.raises(CapacityError, match="'ada' runs 6 commands"):
+    with pytest.raises(CapacityError, match="'amber' runs 6 commands"):
+        await node.exec(amber, waiting)
+    with pytest.raises(CapacityError, match="'amber' runs 6 commands"):
         await node.sessions().exec(session.id, asked)
-    assert (await node.exec(bob, ExecRequest(command="echo b"))).text == "b\n"
+    assert (await node.exec(blue, ExecRequest(command="echo b"))).text == "b\n"
 
     await node.cancel_exec(started[0])
     await node.wait_exec(started[0])
-    assert (await node.exec(ada, ExecRequest(command="echo a"))).text == "a\n"
-    await node.delete(ada)
+    assert (await node.exec(amber, ExecRequest(command="echo a"))).text == "a\n"
+    await node.delete(amber)
     await asyncio.wait([asking])
     assert node.load().running == 0
 
@@ -400,11 +400,11 @@ async def test_commands_of_one_owner_leave_room_for_others(make_node: NodeMaker)
 async def test_requests_of_one_owner_are_bounded_while_they_run(make_node: NodeMaker) -> None:
     """Thousands of waiting commands of just under a MiB each would be the node's memory."""
     node = await make_node(owner_window_bytes=4 << 20)
-    labels = {"labels": {"owner": "ada"}}
-    ada = (await node.create_sandbox(SPEC.model_copy(update=labels))).id
-    await node.exec(ada, ExecRequest(command="mkfifo gate"))
+    labels = {"labels": {"owner": "amber"}}
+    amber = (await node.create_sandbox(SPEC.model_copy(update=labels))).id
+    await node.exec(amber, ExecRequest(command="mkfifo gate"))
     large = ExecRequest(command="cat gate", stdin=bytes(900 << 10))
     for _ in range(4):
-        await node.start_exec(ada, large)
-    with pytest.raises(CapacityError, match="'ada' hold"):
-        await node.start_exec(ada, large)
+        await node.start_exec(amber, large)
+    with pytest.raises(CapacityError, match="'amber' hold"):
+        await node.start_exec(amber, large)

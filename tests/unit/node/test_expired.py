@@ -25,16 +25,16 @@ def test_ids_that_are_refused_are_still_so_after_a_kill(tmp_path: Path) -> None:
     """Else a client that is late enough would run its command a second time."""
     path = tmp_path / "expired"
     first = ExpiredIds(4, path)
-    add(first, "ada", "012345")
-    first.add("5", "ada")
+    add(first, "amber", "012345")
+    first.add("5", "amber")
     assert refused(first, *"012345") == [*"2345"]
     # Nothing is closed: the process is gone.
     again = ExpiredIds(4, path)
     assert refused(again, *"012345") == [*"2345"]
 
-    again.add("6", "ada")
+    again.add("6", "amber")
     larger = ExpiredIds(5, path)
-    larger.add("7", "ada")
+    larger.add("7", "amber")
     assert refused(larger, *"012345678") == [*"34567"]
     smaller = ExpiredIds(2, path)
     assert refused(smaller, *"012345678") == [*"67"]
@@ -44,14 +44,14 @@ def test_flood_of_one_owner_makes_nobody_elses_id_run_again(tmp_path: Path) -> N
     """A second execution is what operation ids are there to rule out."""
     path = tmp_path / "expired"
     ids = ExpiredIds(100, path)
-    add(ids, "ada", ["ada-0", "ada-1"])
+    add(ids, "amber", ["amber-0", "amber-1"])
     add(ids, None, ["node-0"])
     for began in (0, 500):
-        add(ids, "bob", (f"bob-{number}" for number in range(began, began + 500)))
+        add(ids, "blue", (f"blue-{number}" for number in range(began, began + 500)))
 
-        assert refused(ids, "ada-0", "ada-1", "node-0") == ["ada-0", "ada-1", "node-0"]
-        newest = [f"bob-{number}" for number in range(began + 403, began + 500)]
-        assert refused(ids, *(f"bob-{number}" for number in range(1000))) == newest
+        assert refused(ids, "amber-0", "amber-1", "node-0") == ["amber-0", "amber-1", "node-0"]
+        newest = [f"blue-{number}" for number in range(began + 403, began + 500)]
+        assert refused(ids, *(f"blue-{number}" for number in range(1000))) == newest
         ids = ExpiredIds(100, path)  # the next process
 
 

@@ -202,24 +202,24 @@ async def test_results_of_one_owner_push_out_nobody_elses(
 ) -> None:
     """Whoever lost an answer and asks again must get it, however much others run meanwhile."""
     node = await make_node(**bound)
-    ada, bob = [
+    amber, blue = [
         await node.create_sandbox(
             SPEC.model_copy(update={"labels": {"owner": owner}}), operation_id=f"{owner}-create"
         )
-        for owner in ("ada", "bob")
+        for owner in ("amber", "blue")
     ]
-    request = ExecRequest(command=TRACE, operation_id="ada-0")
-    first = await node.exec(ada.id, request)
+    request = ExecRequest(command=TRACE, operation_id="amber-0")
+    first = await node.exec(amber.id, request)
     for n in range(20):
         command = "head -c 10000 /dev/zero"
-        await node.exec(bob.id, ExecRequest(command=command, operation_id=f"bob-{n}"))
+        await node.exec(blue.id, ExecRequest(command=command, operation_id=f"blue-{n}"))
 
-    assert await node.exec(ada.id, request) == first
-    assert (await node.create_sandbox(ada.spec, operation_id="ada-create")).id == ada.id
-    assert await runs(node, ada.id) == 1
+    assert await node.exec(amber.id, request) == first
+    assert (await node.create_sandbox(amber.spec, operation_id="amber-create")).id == amber.id
+    assert await runs(node, amber.id) == 1
     with pytest.raises(OperationExpiredError):
-        await node.wait_exec("bob-10")
-    assert (await node.wait_exec("bob-19")).out.total_bytes == 10_000
+        await node.wait_exec("blue-10")
+    assert (await node.wait_exec("blue-19")).out.total_bytes == 10_000
 
 
 async def test_expired_ids_are_remembered_up_to_the_bound(make_node: NodeMaker) -> None:
@@ -240,18 +240,18 @@ async def test_flood_of_one_owner_lets_nobody_elses_operation_run_again(
 ) -> None:
     """Ids are fairly shared too: a result may be lost, a second execution never comes of it."""
     node = await make_node(result_ttl_s=0.01, expired_ids=8)
-    ada, bob = [
+    amber, blue = [
         await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))
-        for owner in ("ada", "bob")
+        for owner in ("amber", "blue")
     ]
-    request = ExecRequest(command=TRACE, operation_id="ada-0")
-    await node.exec(ada.id, request)
+    request = ExecRequest(command=TRACE, operation_id="amber-0")
+    await node.exec(amber.id, request)
     for n in range(20):
-        await node.exec(bob.id, ExecRequest(command="true", operation_id=f"bob-{n}"))
+        await node.exec(blue.id, ExecRequest(command="true", operation_id=f"blue-{n}"))
 
     with pytest.raises(OperationExpiredError):
-        await node.exec(ada.id, request)
-    assert await runs(node, ada.id) == 1
+        await node.exec(amber.id, request)
+    assert await runs(node, amber.id) == 1
 
 
 async def test_create_with_same_id_makes_one_sandbox(

@@ -64,12 +64,12 @@ async def test_output_of_expired_result_is_given_back(make_node: NodeMaker) -> N
 async def test_output_of_one_owner_pushes_out_nobody_elses(make_node: NodeMaker) -> None:
     """Who runs much has less of its own; what another has not yet read stays."""
     node = await make_node(spool_count=4)
-    ada, bob = [
+    amber, blue = [
         await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": owner}}))
-        for owner in ("ada", "bob")
+        for owner in ("amber", "blue")
     ]
-    mine = [await node.exec(ada.id, writing(200 * KIB)) for _ in range(2)]
-    others = [await node.exec(bob.id, writing(200 * KIB)) for _ in range(6)]
+    mine = [await node.exec(amber.id, writing(200 * KIB)) for _ in range(2)]
+    others = [await node.exec(blue.id, writing(200 * KIB)) for _ in range(6)]
 
     assert all([await is_kept(node, one) for one in mine])
     assert [await is_kept(node, one) for one in others] == [False] * 4 + [True] * 2

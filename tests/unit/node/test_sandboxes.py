@@ -172,7 +172,7 @@ async def test_quota_is_exact_when_many_ask_at_once(
     """Never one over it, and no place is lost to what failed, ended or was refused."""
     node, runtime = await make_node(held), held
     quota = Quota(sandboxes=5, cpu=0.3)
-    spec = SandboxSpec(image="any", cpu=0.1, labels={"owner": "ada"})
+    spec = SandboxSpec(image="any", cpu=0.1, labels={"owner": "amber"})
 
     async def burst() -> list[str]:
         asked = (node.create_sandbox(spec, quota=quota) for _ in range(50))
@@ -194,7 +194,7 @@ async def test_quota_is_exact_when_many_ask_at_once(
     made = await burst()
     assert len(made) == 3
     await asyncio.gather(*(node.delete(one) for one in made))
-    await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": "bob"}}), quota=Quota())
+    await node.create_sandbox(SPEC.model_copy(update={"labels": {"owner": "blue"}}), quota=Quota())
     with pytest.raises(InvalidRequestError, match="disk_bytes"):
         await node.create_sandbox(spec, quota=Quota(disk_bytes=1 << 30))
 
@@ -453,13 +453,13 @@ async def test_records_of_one_owner_push_out_nobody_elses(make_node: NodeMaker) 
             info = await node.create_sandbox(SPEC.model_copy(update=labels))
             return (await node.delete(info.id)).id
 
-        ada = await ended(node, "ada", {})
-        bob = [await ended(node, "bob", large) for _ in range(8)]
+        amber = await ended(node, "amber", {})
+        blue = [await ended(node, "blue", large) for _ in range(8)]
 
-        assert (await node.get(ada)).state is SandboxState.DELETED
-        assert (await node.get(bob[-1])).state is SandboxState.DELETED
+        assert (await node.get(amber)).state is SandboxState.DELETED
+        assert (await node.get(blue[-1])).state is SandboxState.DELETED
         with pytest.raises(SandboxNotFoundError):
-            await node.get(bob[2])
+            await node.get(blue[2])
 
 
 async def test_environments_of_one_owner_are_bounded_while_its_sandboxes_live(
@@ -467,13 +467,13 @@ async def test_environments_of_one_owner_are_bounded_while_its_sandboxes_live(
 ) -> None:
     """Thousands of sandboxes of a MiB of environment each would be the node's memory."""
     node = await make_node(owner_window_bytes=1 << 20)
-    large = SPEC.model_copy(update={"env": {"X": "x" * 400_000}, "labels": {"owner": "ada"}})
+    large = SPEC.model_copy(update={"env": {"X": "x" * 400_000}, "labels": {"owner": "amber"}})
     first = await node.create_sandbox(large)
     await node.create_sandbox(large)
-    with pytest.raises(CapacityError, match="environments of sandboxes of owner 'ada'"):
+    with pytest.raises(CapacityError, match="environments of sandboxes of owner 'amber'"):
         await node.create_sandbox(large)
     assert (await node.ledger()).created == 2
-    await node.create_sandbox(large.model_copy(update={"labels": {"owner": "bob"}}))
+    await node.create_sandbox(large.model_copy(update={"labels": {"owner": "blue"}}))
 
     await node.delete(first.id)
     await node.create_sandbox(large)

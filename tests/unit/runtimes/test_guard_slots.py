@@ -12,16 +12,16 @@ async def test_guards_of_one_owner_leave_some_to_others() -> None:
     slots = GuardSlots()
     of_one = MOST_AT_ONCE * 3 // 4
     for _ in range(of_one):
-        await slots.acquire("ada")
-    cancelled, waiting = [asyncio.ensure_future(slots.acquire("ada")) for _ in range(2)]
+        await slots.acquire("amber")
+    cancelled, waiting = [asyncio.ensure_future(slots.acquire("amber")) for _ in range(2)]
     for _ in range(MOST_AT_ONCE - of_one):
-        await asyncio.wait_for(slots.acquire("bob"), 1)
+        await asyncio.wait_for(slots.acquire("blue"), 1)
     last = asyncio.ensure_future(slots.acquire(None))
     await asyncio.sleep(0)
     assert not (waiting.done() or last.done())
 
     cancelled.cancel()
-    slots.release("bob")
+    slots.release("blue")
     await asyncio.wait_for(last, 1)
-    slots.release("ada")
+    slots.release("amber")
     await asyncio.wait_for(waiting, 1)

@@ -31,7 +31,7 @@ def _equal(actual: object, expected: object, what: str) -> None:
         raise CheckFailedError(f"{what}: {actual!r:.300} instead of {expected!r:.300}")
 
 
-def _key(key_id: str, owner: str = "ada", created_at: float = 1.5) -> KeyRecord:
+def _key(key_id: str, owner: str = "amber", created_at: float = 1.5) -> KeyRecord:
     return KeyRecord(key_id, owner, ("exec", "read"), _BYTES[:32], created_at)
 
 
@@ -60,7 +60,7 @@ async def id_is_taken_once(open_one: OpenStore) -> None:
     store, first = open_one(), _key("once")
     await store.add_key(first)
     try:
-        await open_one().add_key(_key("once", "eve"))
+        await open_one().add_key(_key("once", "green"))
     except ValueError:
         _equal(await store.find_key("once"), first, "the first key")
     else:
@@ -106,11 +106,11 @@ async def quota_is_the_owners_alone(open_one: OpenStore) -> None:
     store = open_one()
     _equal(await store.quota("nobody"), Quota(), "a quota that was never set")
     quota = Quota(sandboxes=3, cpu=0.5, memory_bytes=1 << 40, disk_bytes=0)
-    await store.set_quota("ada", quota)
-    _equal(await open_one().quota("ada"), quota, "the quota, to another")
-    _equal(await store.quota("Ada"), Quota(), "another owner's")
-    await store.set_quota("ada", Quota(sandboxes=1))
-    _equal(await store.quota("ada"), Quota(sandboxes=1), "the quota that replaced it")
+    await store.set_quota("amber", quota)
+    _equal(await open_one().quota("amber"), quota, "the quota, to another")
+    _equal(await store.quota("Amber"), Quota(), "another owner's")
+    await store.set_quota("amber", Quota(sandboxes=1))
+    _equal(await store.quota("amber"), Quota(sandboxes=1), "the quota that replaced it")
 
 
 async def odd_names_stay_apart(open_one: OpenStore) -> None:
@@ -136,7 +136,7 @@ async def closing_twice_is_fine_and_loses_nothing(open_one: OpenStore) -> None:
     await store.add_key(_key("stays"))
     await store.close()
     await store.close()
-    _equal((await _there(open_one(), "stays")).owner, "ada", "the key of a store that was closed")
+    _equal((await _there(open_one(), "stays")).owner, "amber", "the key of a store that was closed")
 
 
 CHECKS: tuple[Check, ...] = (
