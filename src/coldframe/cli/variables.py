@@ -13,7 +13,8 @@ KNOWN = frozenset(
         *("HOME", "URL", "API_KEY", "STORE", "RUNTIME", "STORAGE", "WORKERS", "IDLE_EXIT_S"),
         *("MAX_SANDBOXES", "CREATE_SLOTS", "EXEC_SLOTS", "EXEC_HOLD_S", "MAX_RUNNING_EXECS"),
         *("QUEUE_LIMIT", "RESULT_TTL_S", "RESULT_COUNT", "RESULT_BYTES", "SPOOL_COUNT"),
-        *("SPOOL_BYTES", "SANDBOX_SPOOL_BYTES", "EXPIRED_IDS", "QUARANTINE_S", "ENDED_COUNT"),
+        *("SPOOL_BYTES", "SANDBOX_SPOOL_BYTES", "EXPIRED_IDS", "QUARANTINE_S"),
+        *("ENDED_COUNT", "ENDED_BYTES"),
         *("EVENT_COUNT", "GRACE_S", "RETURN_S", "OWNER_WINDOW_BYTES"),
         "HANDOVER",  # from a daemon to the one that it becomes
     )
