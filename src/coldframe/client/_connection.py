@@ -203,10 +203,10 @@ def _whole(data: bytes) -> Answer | None:
         return None
     try:
         head = _common_head(data[:end]) if end <= _COMMON else _head(data[:end])
+        size = int(head.headers.get("content-length", -1))
     except ValueError:
         return None  # whoever reads it says why
-    told = head.headers.get("content-length")
-    if told is None or "transfer-encoding" in head.headers or int(told) != len(data) - end:
+    if "transfer-encoding" in head.headers or size != len(data) - end:
         return None
     return Answer(head.status, head.headers, head.lines, data[end:])
 

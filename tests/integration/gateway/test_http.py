@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -300,7 +299,7 @@ def test_health_is_a_sandbox_that_was_made_once_for_all_who_ask(caller: httpx.Cl
     assert caller.get("/v1/ledger").json()["created"] - before <= 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root")
+@pytest.mark.root
 def test_service_without_an_image_is_not_well(tmp_path: Path) -> None:
     """A load balancer must send nobody there; whoever looks reads what to do."""
     images = tmp_path / "none"

@@ -82,7 +82,7 @@ def test_stdin_with_a_key_is_written_once(files: httpx.Client, service: Service)
     assert result["out"]["total_bytes"] == len(b"once\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the native runtime needs root")
+@pytest.mark.root
 def test_answers_of_changes_are_the_first_ones_from_the_next_process(services: Services) -> None:
     """What was begun and whose end nobody knows is said to be so, and not done again."""
     services.start()

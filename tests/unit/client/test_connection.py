@@ -77,6 +77,16 @@ async def test_answer_that_ends_in_the_middle_is_none(size: int) -> None:
             await http.request("GET", "/", within_s=20)
 
 
+@pytest.mark.parametrize("length", [b"five", b"-5", b"", b"5, 5"])
+async def test_answer_of_no_length_is_none(length: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """And is no fault of the event loop's, which would only be logged."""
+    answer = WHOLE.replace(b"length: 5", b"length: " + length)
+    async with served(in_pieces([[answer]])) as (http, _):
+        with pytest.raises(ServiceUnreachableError):
+            await http.request("GET", "/", within_s=20)
+    assert not caplog.records
+
+
 async def test_refusal_of_a_connection_is_an_answer() -> None:
     """Who may not connect is told so, before it has asked and without another word."""
     refusal = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
