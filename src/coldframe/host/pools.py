@@ -60,10 +60,11 @@ class BtrfsStorage(Storage):
 
     def require_space(self) -> None:
         """See `Storage.require_space`."""
-        self._require_host()
+        self.require_disk()
         self._pools[-1].require_space()
 
-    def _require_host(self) -> None:
+    def require_disk(self) -> None:
+        """See `Storage.require_disk`."""
         trouble = self._trouble(self._pools[-1])
         if trouble:
             raise StorageFullError(trouble)
@@ -71,7 +72,7 @@ class BtrfsStorage(Storage):
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
-        self._require_host()
+        self.require_disk()
         pool = self._pools[-1]
         pool.create(sandbox_id, disk_bytes)
         upper = pool.open(sandbox_id)

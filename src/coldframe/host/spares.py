@@ -113,6 +113,10 @@ class SpareUppers(Storage):
         for name in self._below.names():
             await self._below.remove(name, remove_tree)
 
+    def require_disk(self) -> None:
+        """See `Storage.require_disk`."""
+        self._below.require_disk()
+
     def require_space(self) -> None:
         """See `Storage.require_space`."""
         self._below.require_space()

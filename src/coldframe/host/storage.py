@@ -114,15 +114,15 @@ class DirectoryStorage(Storage):
         self._root = os.open(path, DIRECTORY)
         forks.own(self)
 
-    def require_space(self) -> None:
-        """See `Storage.require_space`."""
+    def require_disk(self) -> None:
+        """See `Storage.require_disk`."""
         require_space(self._root, str(self._path))
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""
         if disk_bytes is not None:
             raise disk_refusal(self)
-        self.require_space()
+        self.require_disk()
         with full_named(str(self._path)):
             os.mkdir(sandbox_id, 0o700, dir_fd=self._root)
         return self.open(sandbox_id)
@@ -174,8 +174,8 @@ class TmpfsStorage(Storage):
             ) from error
         forks.own(self)
 
-    def require_space(self) -> None:
-        """See `Storage.require_space`: memory is charged to whoever writes."""
+    def require_disk(self) -> None:
+        """See `Storage.require_disk`: memory is charged to whoever writes."""
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """See `Storage.make`."""

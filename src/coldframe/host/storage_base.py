@@ -21,8 +21,12 @@ class Storage(Protocol):
     fallback_from: str = ""
     """Why `auto` took this kind and not a better one; empty otherwise."""
 
+    def require_disk(self) -> None:
+        """Raise StorageFullError while the disk below has no room for another. Takes no time."""
+
     def require_space(self) -> None:
-        """Raise StorageFullError if there is hardly room for another. Takes no time."""
+        """As `require_disk`, and raise it too if what is dropped is to be swept first."""
+        self.require_disk()
 
     def make(self, sandbox_id: str, disk_bytes: int | None) -> int:
         """Make the directory; the descriptor belongs to the receiver. May take a moment.

@@ -27,9 +27,11 @@ class Background:
         task.add_done_callback(self._on_end)
         return task
 
-    def undertake(self, coroutine: Coroutine[Any, Any, T]) -> Undertaking[T]:
-        """As `spawn`, for what tasks wait for that may be cancelled."""
-        undertaking = Undertaking(coroutine)
+    def undertake(
+        self, coroutine: Coroutine[Any, Any, T], *, at_once: bool = False
+    ) -> Undertaking[T]:
+        """As `spawn`, for what tasks wait for that may be cancelled. See `Undertaking`."""
+        undertaking = Undertaking(coroutine, at_once=at_once)
         self._tasks.add(undertaking.task)
         undertaking.task.add_done_callback(self._tasks.discard)
         return undertaking

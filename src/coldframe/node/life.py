@@ -80,10 +80,6 @@ class Sandbox:
     """Of that client."""
     claimed: bool = False
     """Whether somebody knows its id, or can ask for it: then it outlives the node's process."""
-    begun: bool = False
-    """Whether its create has taken its first step."""
-    unwanted: bool = False
-    """Whether its create is to be given up."""
     creating: Undertaking[SandboxInfo] | None = None
     ending: asyncio.Task[None] | None = None
     lease: asyncio.TimerHandle | None = None

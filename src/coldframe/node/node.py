@@ -191,10 +191,9 @@ class Node:
         `presence` names.
 
         Raises:
-            ImageNotFoundError, NameInUseError, CapacityError, QuotaError: refused; nothing was
-                begun.
-            CreateError, InvalidRequestError, CapabilityError, StorageFullError: it failed and
-                nothing of it is left.
+            ImageNotFoundError, NameInUseError, CapacityError, QuotaError, InvalidRequestError,
+                CapabilityError, StorageFullError: refused; nothing was begun, nor counted.
+            CreateError, StorageFullError: it failed and nothing of it is left.
             OperationMismatchError, OperationExpiredError: see `Operations`.
         """
         creates = self._works.creates

@@ -146,8 +146,10 @@ class Sandboxes:
         Without an operation id it is nobody's until `claim`: another process would end it.
 
         Raises:
-            NameInUseError, CapacityError: nothing was recorded.
+            NameInUseError, CapacityError, and what `Runtime.require` raises: it was refused, and
+                counts for nothing.
         """
+        self._runtime.require(spec, image)
         self.register.require_free(spec.name)
         full = self._full()
         if full is not None:
@@ -163,7 +165,8 @@ class Sandboxes:
         self.register.open(sandbox)
         if presence is not None:
             self.presences.begun(sandbox)
-        sandbox.creating = self._background.undertake(self._provision(sandbox, image))
+        # At once: so the queue's depth, which refuses, is exact however many ask in one moment.
+        sandbox.creating = self._background.undertake(self._provision(sandbox, image), at_once=True)
         return sandbox
 
     def claim(self, sandbox: Sandbox) -> None:
@@ -185,10 +188,7 @@ class Sandboxes:
 
     async def _provision(self, sandbox: Sandbox, image: Image) -> SandboxInfo:
         making: Undertaking[SandboxHandle] | None = None
-        sandbox.begun = True
         try:
-            if sandbox.unwanted:
-                raise asyncio.CancelledError
             sandbox.queued_s = await self._creates.acquire(sandbox.owner or "")
             try:
                 sandbox.move(SandboxState.PROVISIONING)
@@ -278,9 +278,7 @@ class Sandboxes:
     async def _end_unborn(self, sandbox: Sandbox) -> None:
         creating = sandbox.creating
         if creating is not None:
-            sandbox.unwanted = True
-            if sandbox.begun:  # else it will see for itself: to cancel it now skips its body
-                creating.task.cancel()
+            creating.task.cancel()
             await asyncio.wait([creating.task])
 
     async def _destroy(self, sandbox: Sandbox, handle: SandboxHandle) -> None:

@@ -294,11 +294,17 @@ class Runtime(Protocol):
     def capabilities(self) -> Capabilities:
         """What was probed by `start`."""
 
+    def require(self, spec: SandboxSpec, image: Image) -> None:
+        """Refuse what cannot be made as things are, before anything is. Takes no time.
+
+        So a node counts no sandbox that was only asked for. Raises InvalidRequestError,
+        CapabilityError, StorageFullError.
+        """
+
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> SandboxHandle:
         """Make a sandbox that is ready for exec.
 
-        Raises CreateError (nothing is left), InvalidRequestError, CapabilityError,
-        StorageFullError.
+        Raises CreateError (nothing is left), and what `require` raises.
         """
 
     async def leaks(self, live: Sequence[str]) -> tuple[str, ...]:

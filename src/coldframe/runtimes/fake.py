@@ -35,7 +35,7 @@ from coldframe.protocol.models import (
 from coldframe.runtimes import fake_zygote
 from coldframe.runtimes.base import SandboxHandle
 from coldframe.runtimes.fake_exec import process_name
-from coldframe.runtimes.fake_request import DEFAULT_PATH
+from coldframe.runtimes.fake_request import DEFAULT_PATH, require_plannable
 from coldframe.runtimes.fake_sandbox import FakeSandbox, require_no_egress
 
 __all__ = ["FakeImages", "FakeRuntime", "FakeSandbox", "die"]
@@ -139,15 +139,20 @@ class FakeRuntime:
             details={"network": "the host's", "processes": "the host's", "root": "cwd only"},
         )
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> FakeSandbox:
-        """See `Runtime.create`."""
-        if self._channel is None:
-            raise CreateError("the fake runtime has not been started")
+    def require(self, spec: SandboxSpec, image: Image) -> None:
+        """See `Runtime.require`."""
         if spec.disk_bytes is not None:
             raise CapabilityError(
                 "the fake runtime cannot limit disk_bytes; use the native runtime"
             )
         require_no_egress(spec.network)
+        require_plannable(image, spec)
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> FakeSandbox:
+        """See `Runtime.create`."""
+        if self._channel is None:
+            raise CreateError("the fake runtime has not been started")
+        self.require(spec, image)
         if sandbox_id in self._sandboxes:
             raise CreateError(f"sandbox {sandbox_id!r} exists already")
         sandbox = self.sandbox_class(self, sandbox_id, spec, image)

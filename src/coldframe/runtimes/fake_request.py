@@ -46,15 +46,29 @@ def _encode(argument: Argument, what: str) -> bytes:
     return raw
 
 
+def require_plannable(image: Image, spec: SandboxSpec) -> None:
+    """Refuse an environment or workdir that no command can have. Raises InvalidRequestError."""
+    _merge_env(dict(image.config.env), spec.env)
+    workdir = workdir_of(image, spec)
+    _require_absolute(_encode(workdir, "workdir"), "workdir")
+    if ".." in Path(workdir).parts:
+        raise InvalidRequestError(f"workdir {excerpt(workdir)} holds '..'")
+
+
+def workdir_of(image: Image, spec: SandboxSpec) -> str:
+    """Where commands start that do not say it."""
+    return spec.workdir or image.config.workdir or "/"
+
+
+def _require_absolute(path: bytes, what: str) -> None:
+    if not path.startswith(b"/"):
+        raise InvalidRequestError(f"{what} {excerpt(path)} is not absolute")
+
+
 def _merge_env(
-    image: Image, spec: SandboxSpec, request: ExecRequest, home: str
+    *layers: Mapping[str, str] | Mapping[Argument, Argument | None],
 ) -> dict[bytes, bytes]:
-    merged: dict[bytes, bytes] = {b"PATH": DEFAULT_PATH.encode(), b"HOME": home.encode()}
-    layers: tuple[Mapping[str, str] | Mapping[Argument, Argument | None], ...] = (
-        dict(image.config.env),
-        spec.env,
-        request.env,
-    )
+    merged: dict[bytes, bytes] = {}
     for layer in layers:
         for key, value in layer.items():
             name = _encode(key, "an environment name")
@@ -74,22 +88,18 @@ class Planner:
         """`directory` is the sandbox's."""
         self._directory, self._image, self._spec = directory, image, spec
 
-    @property
-    def workdir(self) -> str:
-        """Where commands start that do not say it."""
-        return self._spec.workdir or self._image.config.workdir or "/"
-
     def plan(self, request: ExecRequest) -> Plan:
         """Fill a request in. Raises InvalidRequestError, UserNotFoundError, CapabilityError."""
         self._check_user(request)
-        env = _merge_env(self._image, self._spec, request, str(self._directory / "root"))
+        usual = {"PATH": DEFAULT_PATH, "HOME": str(self._directory / "root")}
+        env = _merge_env(usual, dict(self._image.config.env), self._spec.env, request.env)
         if request.command is not None:
             argv = [os.fsencode(request.shell), b"-c", _encode(request.command, "the command")]
         else:
             argv = [_encode(argument, "an argument") for argument in request.argv or ()]
-        cwd = _encode(request.cwd if request.cwd is not None else self.workdir, "cwd")
-        if not cwd.startswith(b"/"):
-            raise InvalidRequestError(f"cwd {excerpt(cwd)} is not absolute")
+        workdir = workdir_of(self._image, self._spec)
+        cwd = _encode(workdir if request.cwd is None else request.cwd, "cwd")
+        _require_absolute(cwd, "cwd")
         normalised = request.model_copy(
             update={
                 "cwd": os.fsdecode(cwd),

@@ -22,7 +22,6 @@ from coldframe.protocol.errors import (
     CapabilityError,
     ConflictError,
     CreateError,
-    InvalidRequestError,
     PortUnreachableError,
     SandboxGoneError,
     WorkdirNotFoundError,
@@ -40,7 +39,7 @@ from coldframe.protocol.network import EgressEvents, NetworkPolicy
 from coldframe.protocol.text import excerpt
 from coldframe.runtimes.base import FileAccess, Gone
 from coldframe.runtimes.fake_exec import FakeExec
-from coldframe.runtimes.fake_request import Planner
+from coldframe.runtimes.fake_request import Planner, workdir_of
 from coldframe.runtimes.fake_streams import open_streams
 from coldframe.runtimes.file_changes import look
 from coldframe.runtimes.file_marks import MarksInMemory, changes
@@ -67,6 +66,7 @@ class FakeSandbox:
         self._id = sandbox_id
         self.directory = runtime.base / sandbox_id
         self._planner = Planner(self.directory, image, spec)
+        self._workdir = workdir_of(image, spec)
         self._files: RootFiles | None = None
         self._execs: set[FakeExec] = set()
         self._end: asyncio.Task[None] | None = None
@@ -97,10 +97,7 @@ class FakeSandbox:
             (root / name).mkdir()
             (root / name).chmod(mode)
         (root / "etc/passwd").write_bytes(_PASSWD)
-        workdir = self._planner.workdir.lstrip("/")
-        if ".." in Path(workdir).parts:
-            raise InvalidRequestError(f"workdir {excerpt(workdir)} holds '..'")
-        (root / workdir).mkdir(parents=True, exist_ok=True)
+        (root / self._workdir.lstrip("/")).mkdir(parents=True, exist_ok=True)
 
     def open_tree(self) -> None:
         """Open what was made."""

@@ -262,14 +262,18 @@ class NativeRuntime:
         """See `OffersIds.offer_id`."""
         return self._blanks.offer() if self._open else None
 
+    def require(self, spec: SandboxSpec, image: Image) -> None:
+        """See `Runtime.require`."""
+        self._require_own()
+        self._maker.require(spec, image)
+
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
         """See `Runtime.create`."""
-        self._require_own()
         if not self._open:
             raise CreateError("the native runtime has not been started")
+        self.require(spec, image)
         if sandbox_id in self._sandboxes:
             raise InvalidRequestError(f"sandbox {sandbox_id!r} exists")
-        self._maker.require_limits(spec, image)
         making = Undertaking(self._create(sandbox_id, spec, image))
         self._await_at_end(making.task)
         try:

@@ -34,6 +34,12 @@ from coldframe.runtimes.native_resolv import ResolvConf
 from coldframe.runtimes.native_trust import Trust
 
 
+def require_whole(policy: NetworkPolicy) -> None:
+    """Raise InvalidRequestError for a policy that was read from a record, without its secrets."""
+    if policy.redacted:
+        raise InvalidRequestError("this policy's secrets were left out when it was recorded")
+
+
 class NativeEgress:
     """One sandbox's."""
 
@@ -55,7 +61,7 @@ class NativeEgress:
         `set_policy` of that policy goes on with it, `withdraw` takes it back.
         """
         rules = cached_preset_rules(policy.presets)
-        if rules is not None and not policy.redacted:
+        if rules is not None:
             engine = Engine(policy, self._node.is_own, rules)
             self._begun = asyncio.ensure_future(self._open(place, engine))
 
@@ -120,8 +126,7 @@ class NativeEgress:
             InvalidRequestError: it was read from a record, without its secrets.
             SandboxGoneError: the sandbox has ended.
         """
-        if policy.redacted:
-            raise InvalidRequestError("this policy's secrets were left out when it was recorded")
+        require_whole(policy)
         rules = cached_preset_rules(policy.presets)
         if rules is None:
             rules = await asyncio.to_thread(preset_rules, policy.presets)

@@ -22,7 +22,7 @@ from coldframe.protocol.errors import (
     SpawnerLostError,
 )
 from coldframe.protocol.models import SandboxSpec
-from coldframe.runtimes.native_egress import NativeEgress
+from coldframe.runtimes.native_egress import NativeEgress, require_whole
 from coldframe.runtimes.native_faults import create_error
 from coldframe.runtimes.native_ground import Ground
 from coldframe.runtimes.native_keeping import Keeping
@@ -32,6 +32,8 @@ from coldframe.runtimes.native_spawners import Spawners
 
 _HOSTNAME_LIMIT = 63
 _LIMITS = {"cpu", "memory", "pids"}
+_MOST_LAYERS = 128
+"""LAYERS_MAX of the native program."""
 Made = tuple[Spawner, Created, int]
 """Who made it, what, and the first host id of its range."""
 
@@ -78,17 +80,16 @@ class Maker:
         """Make a sandbox; after a failure nothing of it is left.
 
         Raises:
-            CapabilityError, InvalidRequestError, CreateError, StorageFullError: see `Runtime`.
+            InvalidRequestError, CreateError, StorageFullError: see `Runtime`.
         """
-        require_space_at(self._ground.state)
         planner = Planner(image, spec)
         egress = NativeEgress(sandbox_id, self._ground.network)
         order = _Order(sandbox_id, spec, image)
         made = await self._of_blank(order, egress) or await self._at_once(order)
         return self.parts(made, planner, image, egress)
 
-    def require_limits(self, spec: SandboxSpec, image: Image) -> None:
-        """Refuse what this machine cannot hold. Raises CapabilityError, InvalidRequestError."""
+    def require(self, spec: SandboxSpec, image: Image) -> None:
+        """See `Runtime.require`."""
         ground = self._ground
         missing = _LIMITS - ground.cgroups.limits
         if missing:
@@ -98,10 +99,17 @@ class Maker:
             )
         if spec.disk_bytes is not None and not ground.storage.enforces_disk:
             raise disk_refusal(ground.storage)
+        require_whole(spec.network)
         if not spec.network.empty and ground.no_egress is not None:
             raise CapabilityError(ground.no_egress)
-        if not image.layers:
-            raise InvalidRequestError(f"image {image.name!r} has no layers")
+        if not 0 < len(image.layers) <= _MOST_LAYERS:
+            raise InvalidRequestError(
+                f"image {image.name!r} has {len(image.layers)} layers; from 1 to {_MOST_LAYERS} "
+                "can be mounted"
+            )
+        Planner(image, spec)
+        require_space_at(ground.state)
+        ground.storage.require_disk()
 
     def parts(self, made: Made, planner: Planner, image: Image, egress: NativeEgress) -> Parts:
         """Put together what was made, or found."""

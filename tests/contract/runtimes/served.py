@@ -141,6 +141,9 @@ class ServedRuntime:
         # Events are asked for without await in the contract; the service's own tests have them.
         return self._link.capabilities().model_copy(update={"egress": False})
 
+    def require(self, spec: SandboxSpec, image: Image) -> None:
+        """A service refuses when it is asked to create."""
+
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> ServedSandbox:
         info = await self._link.create_sandbox(spec)
         return ServedSandbox(self._link, info.id)

@@ -71,6 +71,8 @@ async def test_sandbox_cannot_write_on_a_nearly_full_disk_and_is_told(
         await native_node.create_sandbox(spec)
     with pytest.raises(StorageFullError, match="make room"):
         await HealthCheck(native_node, 0.0).latest()
+    ledger = await native_node.ledger()
+    assert (ledger.created, ledger.failed) == (1, 0)  # what was refused was never created
 
     after = (await native_node.events(kind=EventKind.STORAGE)).next_cursor
     taken.unlink()

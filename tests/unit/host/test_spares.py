@@ -114,7 +114,7 @@ def test_full_disk_takes_and_makes_no_spares(
     def full(_self: DirectoryStorage) -> None:
         raise StorageFullError("full")
 
-    monkeypatch.setattr(DirectoryStorage, "require_space", full)
+    monkeypatch.setattr(DirectoryStorage, "require_disk", full)
     assert spares.take("sb-a", None) is None
     with pytest.raises(StorageFullError):
         spares.make("sb-a", None)

@@ -65,6 +65,29 @@ async def test_create_that_fails_is_counted_and_leaves_nothing(
     assert ledger.balanced
 
 
+async def test_creates_that_the_node_has_no_room_for_count_nothing(
+    make_node: NodeMaker, held: HeldRuntime
+) -> None:
+    """Also of many that ask in one moment: what is counted has an id, and can be asked about."""
+    node = await make_node(held, create_slots=1, queue_limit=1, max_sandboxes=3)
+    spec = SandboxSpec(image="any", labels={"owner": "one"})
+    held.gate.clear()
+    asked = [asyncio.ensure_future(node.create_sandbox(spec)) for _ in range(6)]
+    await until_asked(lambda: _made(held, 1))
+    held.gate.set()
+
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    with pytest.raises(QuotaError):
+        await node.create_sandbox(spec, quota=Quota(sandboxes=2))
+    await node.create_sandbox(spec)
+    with pytest.raises(CapacityError):
+        await node.create_sandbox(spec)
+
+    assert [type(answer) for answer in answers[2:]] == [CapacityError] * 4
+    ledger = await node.ledger()
+    assert (ledger.created, ledger.failed, ledger.live) == (3, 0, 3)
+
+
 async def test_create_with_untyped_fault_becomes_create_error(
     make_node: NodeMaker, held: HeldRuntime
 ) -> None:
@@ -234,12 +257,12 @@ async def test_delete_while_provisioning_ends_in_failed(
     assert (await node.ledger()).balanced
 
 
-async def test_delete_before_create_took_its_first_step_ends_by_type(node: Node) -> None:
+async def test_delete_in_the_moment_of_the_create_ends_by_type(node: Node) -> None:
     """Neither a hang nor a cancellation of somebody who was not cancelled."""
     creating = asyncio.ensure_future(node.create_sandbox(SPEC, operation_id="op-1"))
     await asyncio.sleep(0)
     (info,) = await node.list()
-    assert info.state is SandboxState.REQUESTED
+    assert info.state is SandboxState.PROVISIONING
 
     assert (await node.delete(info.id)).state is SandboxState.FAILED
 
