@@ -56,6 +56,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.UnsatisfiableError: 422,
     errors.FileError: 422,
     errors.ImageError: 422,
+    errors.ImageDamagedError: 500,
     errors.CapacityError: 429,
     errors.CapabilityError: 501,
     errors.CreateError: 503,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coldframe.images import names
 from coldframe.images.locks import locked
-from coldframe.protocol.errors import ImageError, ImageNotFoundError
+from coldframe.protocol.errors import ImageDamagedError, ImageError, ImageNotFoundError
 from coldframe.protocol.text import excerpt
 
 _DEBIAN = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
@@ -39,7 +39,7 @@ class Aliases:
         """Return what was added, name to target, in order of the names.
 
         Raises:
-            ImageError: the file is damaged.
+            ImageDamagedError: the file is damaged.
         """
         try:
             raw = json.loads(self._file.read_bytes())
@@ -47,7 +47,7 @@ class Aliases:
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, KeyError) as error:
-            raise ImageError(f"{self._file} is damaged ({error}); remove it") from error
+            raise ImageDamagedError(f"{self._file} is damaged ({error}); remove it") from error
 
     def target(self, name: str) -> str | None:
         """Return what a full name (`name:tag` or `name:tag@sha256:...`) stands for, if anything.
@@ -71,7 +71,8 @@ class Aliases:
 
         Raises:
             InvalidRequestError: either is no name.
-            ImageError: the table is damaged, or they are the same.
+            ImageError: they are the same.
+            ImageDamagedError: the table is damaged.
             StorageFullError: no space is left.
         """
         full = _full(name)

@@ -28,6 +28,7 @@ from coldframe.protocol.errors import (
     ImageError,
     ImageNotFoundError,
     InvalidRequestError,
+    Side,
 )
 
 PACKAGES = ("ca-certificates", "git", "procps", "python3")
@@ -57,6 +58,14 @@ _HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 
 
+class BootstrapError(ImageError):
+    """apt or mmdebstrap failed; the message holds the reason."""
+
+    code = "bootstrap_failed"
+    side = Side.STARTUP
+    retryable = True
+
+
 def bootstrap(
     store: ImageStore, name: str, *, progress: Progress = quiet, force: bool = False
 ) -> Image:
@@ -67,7 +76,7 @@ def bootstrap(
     Raises:
         InvalidRequestError: a name that cannot be bootstrapped.
         CapabilityError: a tool is missing; the message names the command that installs it.
-        ImageError: apt or mmdebstrap failed; the message holds the reason.
+        BootstrapError: apt or mmdebstrap failed; the message holds the reason.
         StorageFullError: no space is left.
     """
     repository, _, tag = names.normalise(name).partition(":")
@@ -258,7 +267,7 @@ def _output(*command: str, cwd: Path | None = None) -> str:
 
     Raises:
         CapabilityError: there is no such program.
-        ImageError: it failed.
+        BootstrapError: it failed.
     """
     try:
         done = subprocess.run(
@@ -274,7 +283,8 @@ def _output(*command: str, cwd: Path | None = None) -> str:
             f"{command[0]} is missing: bootstrapping needs Debian's apt"
         ) from None
     if done.returncode != 0:
-        raise ImageError(_why(command[0], done.returncode, done.stderr.decode("utf-8", "replace")))
+        log = done.stderr.decode("utf-8", "replace")
+        raise BootstrapError(_why(command[0], done.returncode, log))
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -302,7 +312,7 @@ def _running(command: list[str], stdin: Path, log: Path) -> Iterator[IO[bytes]]:
     """Run a program whose stdout is read as it comes; `log` takes its stderr.
 
     Raises:
-        ImageError: it failed; this explains better than what its output lacks.
+        BootstrapError: it failed; this explains better than what its output lacks.
     """
     with stdin.open("rb") as source, log.open("wb") as errors:
         process = subprocess.Popen(
@@ -330,7 +340,7 @@ def _running(command: list[str], stdin: Path, log: Path) -> Iterator[IO[bytes]]:
         code = process.wait()
     if code != 0:
         text = log.read_text(errors="replace")
-        raise ImageError(_why(command[0], code, text)) from failure
+        raise BootstrapError(_why(command[0], code, text)) from failure
     if failure is not None:
         raise failure
 

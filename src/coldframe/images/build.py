@@ -24,7 +24,6 @@ NETWORK = NetworkPolicy(presets=PRESETS)
 """What RUN may reach unless told otherwise: this machine's own package indexes."""
 
 _MOST_DOCKERFILE = 1 << 20
-_MOST_SHOWN = 120
 _MOST_NOTED = 2000
 
 History = tuple[HistoryEntry, ...]
@@ -61,7 +60,8 @@ async def build(
         deadline_s: of each RUN step, in seconds.
         cached: whether steps that were done before are taken from the store.
     Raises:
-        DockerfileError: a line is refused (nothing has run) or failed; begins with file:line.
+        DockerfileError: a line is refused; begins with file:line.
+        BuildStepError: a RUN failed; begins with file:line.
         ImageError: the context or the Dockerfile cannot be read.
         InvalidRequestError: not a name, or no such target.
         StorageFullError: no space is left.
@@ -79,7 +79,7 @@ async def build(
         image = replace(image, name=name)
         for step in stage.steps:
             number += 1
-            progress(f"[{number}/{total}] {_shown(step.instruction.text)}")
+            progress(f"[{number}/{total}] {step.instruction.shown}")
             image, layer = await steps.do(image, step)
             history += (_entry(step, layer),)
         steps.stages[stage.stage.index] = image
@@ -146,17 +146,12 @@ def _begin(
         return SCRATCH, (entry,)
     resolved = f"{stage.base.name}@sha256:{stage.base.digest}"
     if stage.base.name != names.reference(stage.stage.base)[0]:
-        steps.progress(f"{_shown(start.text)}: {stage.base.name} stands for it")
+        steps.progress(f"{start.shown}: {stage.base.name} stands for it")
     try:
         before = store.inspect(stage.base.name).history
     except ImageNotFoundError:  # removed meanwhile; its layers are held
         before = ()
     return stage.base, (*before, replace(entry, resolved=resolved))
-
-
-def _shown(instruction: str) -> str:
-    line = " ".join(instruction.split())
-    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 1]}…"
 
 
 def _entry(step: Planned, layer: str | None) -> HistoryEntry:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from coldframe.images.lines import Heredoc, Line, cut
-from coldframe.protocol.errors import DockerfileError
+from coldframe.protocol.errors import BuildStepError, DockerfileError
 
 KEYWORDS = (
     *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK"),
@@ -33,6 +33,7 @@ _FLAG = re.compile(r"--([a-zA-Z][a-zA-Z0-9-]*)(?:=((?:\"[^\"]*\"|'[^']*'|[^\s\"'
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_INSTRUCTIONS = 1000
 _MAX_BYTES = 1 << 20
+_MOST_SHOWN = 120
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,16 @@ class Instruction:
     def refuse(self, why: str) -> DockerfileError:
         """Return the error that says what is wrong with it."""
         return DockerfileError(f"{self.where}: {why}")
+
+    def failed(self, how: str) -> BuildStepError:
+        """Return the error that says how it ended when it was run."""
+        return BuildStepError(f"{self.where}: `{self.shown}` {how}")
+
+    @property
+    def shown(self) -> str:
+        """The instruction on one line, the end left out where it is long."""
+        line = " ".join(self.text.split())
+        return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 1]}…"
 
     @property
     def text(self) -> str:

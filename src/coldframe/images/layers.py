@@ -23,7 +23,7 @@ from coldframe.images.digest import TreeDigest, digest_tree, strip_foreign_xattr
 from coldframe.images.disk import full_disk_named, sync_directory, sync_file_system
 from coldframe.images.locks import locked, try_lock
 from coldframe.images.trees import remove_tree
-from coldframe.protocol.errors import CapabilityError, ImageError
+from coldframe.protocol.errors import CapabilityError, ImageDamagedError, ImageError
 
 
 class Layers:
@@ -95,12 +95,14 @@ class Layers:
         _close_all(self._held)
 
     def size_bytes(self, digest: str) -> int:
-        """Return the size of a layer's content. Raises ImageError if its record is damaged."""
+        """Return the size of a layer's content. Raises ImageDamagedError if its record is."""
         path = self.directory / digest / "layer.json"
         try:
             return int(json.loads(path.read_bytes())["size_bytes"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ImageError(f"{path} is damaged ({error})") from error
+            raise ImageDamagedError(
+                f"{path} is damaged ({error}); remove the image and make it again"
+            ) from error
 
     # --- making ---------------------------------------------------------------------------
 
@@ -171,7 +173,10 @@ class Layers:
                     raise  # else another process has just made the same layer
             sync_directory(self.directory)
             if not self.hold(found.digest):
-                raise ImageError(f"layer {found.digest} is damaged: it has no lock file")
+                raise ImageDamagedError(
+                    f"layer {found.digest} is damaged: it has no lock file; "
+                    "`coldframe gc` removes it when nothing needs it"
+                )
 
     # --- removing -------------------------------------------------------------------------
 

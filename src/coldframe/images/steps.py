@@ -27,7 +27,7 @@ from coldframe.images.store import ImageStore, image_digest, stacked
 from coldframe.images.users import resolve_owner
 from coldframe.images.view import MergedView
 from coldframe.images.writer import Metadata, TreeWriter
-from coldframe.protocol.errors import CapabilityError, ImageError
+from coldframe.protocol.errors import CapabilityError, ImageError, NotExecutedError
 from coldframe.protocol.models import ExecResult, Reason
 from coldframe.protocol.network import NetworkPolicy
 
@@ -58,7 +58,8 @@ class Steps:
         """Return the image with one more instruction applied, and the layer that it made.
 
         Raises:
-            DockerfileError: it failed; begins with file:line.
+            DockerfileError: it cannot be done; begins with file:line.
+            BuildStepError: its command failed; begins with file:line.
         """
         layer = None
         with line_named(step.instruction):
@@ -186,9 +187,12 @@ class Steps:
                 network=network,
                 target=target,
             )
-            done = await self._watched(request)
+            try:
+                done = await self._watched(request)
+            except NotExecutedError as error:
+                raise step.instruction.failed(f"was not started: {error}") from error
             if not done.result.ok:
-                raise step.instruction.refuse(f"RUN {failure(done)}")
+                raise step.instruction.failed(failure(done))
             return await asyncio.to_thread(self._kept, image, seen, target, hidden)
 
     def _kept(

@@ -22,7 +22,7 @@ from coldframe.images.base import Healthcheck, HistoryEntry, Image, ImageConfig
 from coldframe.images.disk import full_disk_named, sync_directory, write_record
 from coldframe.images.layers import Layers
 from coldframe.images.once import one_at_a_time, remove_if_free
-from coldframe.protocol.errors import ImageError, ImageNotFoundError
+from coldframe.protocol.errors import ImageDamagedError, ImageError, ImageNotFoundError
 
 _ALWAYS_SAID = frozenset(("env", "workdir", "user", "cmd", "entrypoint", "labels"))
 
@@ -103,7 +103,7 @@ class ImageStore:
         Raises:
             ImageNotFoundError: there is none; the message says how to get one.
             InvalidRequestError: neither a name nor a digest.
-            ImageError: the store's record is damaged.
+            ImageDamagedError: the store's record is damaged.
         """
         record = self._find(name_or_digest)
         for digest in record.layers:
@@ -154,7 +154,7 @@ class ImageStore:
         """Return every named image, in order of their names.
 
         Raises:
-            ImageError: a record is damaged.
+            ImageDamagedError: a record is damaged.
         """
         records = []
         for path in sorted(self._refs.glob("*.json")):
@@ -305,7 +305,9 @@ class ImageStore:
             layers = tuple(raw.pop("layers"))
             return ImageRecord(config=config, layers=layers, history=history, **raw)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ImageError(f"{path} is damaged ({error}); remove it and make it again") from error
+            raise ImageDamagedError(
+                f"{path} is damaged ({error}); remove it and make it again"
+            ) from error
 
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
         with full_disk_named(), self.workspace() as work:

@@ -169,10 +169,24 @@ class ImageNotFoundError(ImageError):
     code = "image_not_found"
 
 
+class ImageDamagedError(ImageError):
+    """What the store has kept of an image is damaged; the message names the file and remedy."""
+
+    code = "image_damaged"
+    side = Side.ENVIRONMENT
+
+
 class DockerfileError(ImageError):
-    """A Dockerfile line is refused or failed; the message begins with file:line."""
+    """A Dockerfile line is refused; the message begins with file:line."""
 
     code = "dockerfile_error"
+
+
+class BuildStepError(DockerfileError):
+    """A RUN ran and failed, or could not be started; the message begins with file:line."""
+
+    code = "build_step_failed"
+    side = Side.STARTUP
 
 
 # --- sandboxes ------------------------------------------------------------------------

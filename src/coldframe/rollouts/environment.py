@@ -69,7 +69,8 @@ class ImageBuilder:
             spec: of the verifier; None: the task's own.
         Raises:
             ImageNotFoundError: when the sandbox is created, if `docker_image` is not there.
-            DockerfileError: the Dockerfile is refused or a step failed, with file and line.
+            DockerfileError: the Dockerfile is refused, with file and line.
+            BuildStepError: a RUN failed, with file and line.
             BuildDeadlineError: `build_timeout_sec` has passed.
             NotPermittedError: it would have to be built, which needs the scope `admin`.
         """

@@ -13,7 +13,11 @@ import pytest
 
 from coldframe.images.base import BuildStep, StepResult
 from coldframe.images.build import build
-from coldframe.protocol.errors import DockerfileError, ImageError, ShellNotFoundError
+from coldframe.protocol.errors import (
+    BuildStepError,
+    ImageError,
+    ShellNotFoundError,
+)
 from coldframe.protocol.network import NetworkPolicy
 from tests.integration.images.bench import Bench, Refuse
 
@@ -104,7 +108,7 @@ async def test_failed_step_that_printed_much_shows_whole_lines_of_its_end(refuse
 
     shown = await refuse(f"FROM busybox\nRUN {lines}; false\n")
 
-    assert re.match(r"2: RUN failed with exit code 1:\nline \d+\nline ", shown)
+    assert re.match(r"2: `RUN i=1; while .*` failed with exit code 1:\nline \d+\nline ", shown)
     assert shown.endswith("\nline 999")
 
 
@@ -114,7 +118,9 @@ async def test_failed_step_says_line_code_and_output_and_keeps_the_steps_before(
     """The author needs the line and the reason; the next try must not begin from nothing."""
     text = "FROM busybox\nRUN echo fine > /a\n\nRUN echo out && \\\n  echo why >&2 && exit 3\n"
 
-    assert await refuse(text) == "4: RUN failed with exit code 3:\nout\nwhy"
+    assert await refuse(text) == (
+        "4: `RUN echo out && echo why >&2 && exit 3` failed with exit code 3:\nout\nwhy"
+    )
 
     await refuse(text)
     assert bench.steps.ran.count("echo fine > /a") == 1
@@ -336,7 +342,7 @@ async def test_step_that_cannot_be_started_names_its_line(bench: Bench) -> None:
 
     (bench.context / "Dockerfile").write_text("FROM busybox\nRUN echo 1\n")
 
-    with pytest.raises(DockerfileError, match=r"Dockerfile:2: no /bin/sh in the image"):
+    with pytest.raises(BuildStepError, match="2: `RUN echo 1` was not started: no /bin/sh"):
         await build(bench.store, "x", bench.context, no_shell, network=NetworkPolicy())
 
 

@@ -12,7 +12,7 @@ from coldframe.images.store import ImageStore
 from coldframe.images.view import MergedView
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
-from coldframe.protocol.errors import DockerfileError
+from coldframe.protocol.errors import BuildStepError
 from coldframe.protocol.models import ExecRequest, SandboxSpec
 
 pytestmark = pytest.mark.root
@@ -116,9 +116,9 @@ async def test_failed_and_overlong_steps_leave_nothing(node: Node, tmp_path: Pat
     failing = _write(tmp_path / "a", "FROM busybox\nRUN echo why >&2; exit 7\n")
     hanging = _write(tmp_path / "b", "FROM busybox\nRUN (setsid sleep 600 &) ; sleep 600\n")
 
-    with pytest.raises(DockerfileError, match=r"Dockerfile:2: RUN failed with exit code 7: why"):
+    with pytest.raises(BuildStepError, match=r"Dockerfile:2: `RUN .*` failed with .* 7: why"):
         await node.build_image("a", failing)
-    with pytest.raises(DockerfileError, match=r"Dockerfile:2: RUN did not end within"):
+    with pytest.raises(BuildStepError, match=r"Dockerfile:2: `RUN .*` did not end within"):
         await node.build_image("b", hanging, deadline_s=0.5)
 
     assert isinstance(node.images, ImageStore)

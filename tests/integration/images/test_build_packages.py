@@ -120,7 +120,8 @@ async def test_run_without_leave_names_the_host_that_was_refused(
         await _build(node, tmp_path / "context", text, network=nothing)
 
     message = str(caught.value)
-    assert "Dockerfile:2: RUN failed with exit code 100; the network policy refused " in message
+    assert "Dockerfile:2: `RUN " in message
+    assert "` failed with exit code 100; the network policy refused " in message
     assert "(no rule names this host)" in message
     assert message.endswith("\nallow a host with: --network presets --network HOST")
     hosts = [rule.host for rule in preset_rules(["apt"]) if rule.host]

@@ -102,6 +102,28 @@ def test_bad_dockerfile_line_is_named_before_anything_starts(call: Call, tmp_pat
     assert f"{tmp_path}/Dockerfile:3: 'http' is no port" in done.stderr
 
 
+def test_what_was_begun_and_failed_ends_with_1_and_not_as_a_mistake(
+    call: Call, rootfs: Path, tmp_path: Path
+) -> None:
+    """A script must tell `make` that failed from a word that it misspelt itself."""
+    (tmp_path / "Dockerfile").write_text("FROM busybox\nRUN echo first; echo why >&2; exit 2\n")
+    call("bootstrap", "busybox")
+    failed = call("build", "-t", "x", "--network", "none", tmp_path)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "Dockerfile").write_text("FROM bare\nRUN true\n")
+    call("import", "bare", rootfs)
+    not_started = call("build", "-t", "x", "--network", "none", bare)
+    (tmp_path / "home" / "images" / "refs" / "y:latest.json").write_text("{")
+    damaged = call("inspect", "y")
+
+    assert (failed.returncode, not_started.returncode, damaged.returncode) == (1, 1, 1)
+    line = f"{tmp_path}/Dockerfile:2: `RUN echo first; echo why >&2; exit 2` "
+    assert failed.stderr.endswith(f"{line}failed with exit code 2:\n  first\n  why\n")
+    assert f"{bare}/Dockerfile:2: `RUN true` was not started: " in not_started.stderr
+    assert "y:latest.json is damaged" in damaged.stderr
+
+
 DOCKERFILE = (
     "ARG BASE=base\nFROM $BASE AS one\nARG WHO=nobody\nRUN echo $WHO > /who\n"
     'HEALTHCHECK --interval=1s CMD test -e /who\nENTRYPOINT ["cat", "/who"]\nLABEL a=b\n'
@@ -129,7 +151,8 @@ def test_build_with_alias_argument_and_target_shows_what_it_made(
     assert aliased.stdout == "base:latest stands for busybox:latest\n"
     assert built.returncode == 0, built.stderr
     assert "FROM $BASE AS one: busybox:latest stands for it" in built.stderr
-    assert "Dockerfile:9: RUN failed with exit code 1 and printed nothing" in failed.stderr
+    assert "Dockerfile:9: `RUN false` failed with exit code 1 and printed nothing" in failed.stderr
+    assert failed.returncode == 1
     shown = json.loads(call("inspect", "x", "--json").stdout)
     config = shown["config"]
     assert config["entrypoint"] == ["cat", "/who"]

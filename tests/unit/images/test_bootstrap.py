@@ -11,6 +11,7 @@ import pytest
 
 from coldframe.images import bootstrap as room
 from coldframe.images.bootstrap import (
+    BootstrapError,
     bootstrap,
     connection_options,
     is_static,
@@ -18,7 +19,7 @@ from coldframe.images.bootstrap import (
     without_passwords,
 )
 from coldframe.images.store import ImageStore
-from coldframe.protocol.errors import CapabilityError, ImageError, InvalidRequestError
+from coldframe.protocol.errors import CapabilityError, InvalidRequestError
 
 TARGETS = (
     "http://mirror.test/debian bookworm main\n"
@@ -117,7 +118,7 @@ def test_bootstrap_without_network_says_so(
     monkeypatch.setattr(room, "REPORT_S", 0.01)
     lines: list[str] = []
 
-    with pytest.raises(ImageError, match="no network: apt cannot reach its mirror"):
+    with pytest.raises(BootstrapError, match="no network: apt cannot reach its mirror"):
         bootstrap(store, "debian:bookworm", progress=lines.append)
     assert any(line.startswith("still running after") for line in lines), "silence looks hung"
     assert store.list() == ()

@@ -15,6 +15,7 @@ from coldframe.trajectories.redaction import Redactor
     [
         (errors.ImageNotFoundError("x"), Phase.CREATE, Side.CALLER),
         (errors.DockerfileError("x"), Phase.IMAGE, Side.CALLER),
+        (errors.BuildStepError("x"), Phase.IMAGE, Side.STARTUP),
         (errors.CreateError("x"), Phase.CREATE, Side.STARTUP),
         (errors.CapacityError("x"), Phase.CREATE, Side.STARTUP),
         (errors.StorageFullError("x"), Phase.AGENT, Side.ENVIRONMENT),

@@ -195,7 +195,8 @@ class AsyncSandboxClient:
             deadline_s: of each RUN step.
             cached: whether steps that were done before are taken from the store.
         Raises:
-            DockerfileError: a line is refused or failed; begins with file:line.
+            DockerfileError: a line is refused; begins with file:line.
+            BuildStepError: a RUN failed; begins with file:line.
             ImageError, ImageNotFoundError, InvalidRequestError, StorageFullError: refused.
             CapabilityError: the node has no store to build into.
             NotPermittedError: by a service, with a key that lacks the scope `admin`.
