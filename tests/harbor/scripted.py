@@ -15,7 +15,8 @@ from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.verifier import Verifier
 
 from coldframe.protocol.errors import SandboxGoneError
-from tests.fixtures.waiting import until_asked
+from coldframe.rollouts import scratch
+from tests.fixtures.waiting import until, until_asked
 
 MIB = 1 << 20
 
@@ -174,3 +175,19 @@ class OwnVerifier(Verifier):
         await self.environment.exec("bash /tests/test.sh", user="nobody")
         await self.environment.download_dir("/logs/verifier", self.trial_paths.verifier_dir)
         return VerifierResult(rewards=self._parse_reward_text())
+
+
+class KillsWhileGrading(Verifier):
+    """Kills Harbor while the tests are kept here and the sandbox's files are on their way."""
+
+    async def verify(self) -> VerifierResult:
+        """Once it is told to, it is Harbor's own."""
+        if "COLDFRAME_TEST_SPARE" in os.environ:
+            return await super().verify()
+        await self.environment.upload_dir(self.task.paths.tests_dir, "/tests")
+        target = self.trial_paths.trial_dir / "usr"
+        fetching = asyncio.create_task(self.environment.download_dir("/usr", target))
+        await until(lambda: any(target.parent.glob(f"{scratch.PREFIX}*/tree/*")))
+        os.kill(os.getpid(), signal.SIGKILL)
+        await fetching
+        raise AssertionError("SIGKILL was outlived")

@@ -22,6 +22,7 @@ from coldframe import SandboxClient
 from coldframe.client import _calls
 from coldframe.host.egress import steering
 from coldframe.node.settings import NodeSettings
+from coldframe.rollouts import scratch
 from tests.fixtures.restart import Services, accounted
 from tests.fixtures.service import serving
 from tests.fixtures.waiting import wait_until
@@ -328,6 +329,52 @@ def test_killed_harbor_leaves_nothing(tmp_path: Path) -> None:
     wait_until(lambda: ledger()["balanced"], within_s=30)
     found = ledger()
     assert (found["balanced"], found["live"], found["leaked"], found["lost"]) == (True, 0, 0, 20)
+
+
+GRADED = """
+import sys
+from pathlib import Path
+from tests.harbor.jobs import run_job
+(trial,) = run_job(Path(sys.argv[1]), Path(sys.argv[2]), agent={"name": "oracle"},
+                   verifier="tests.harbor.scripted:KillsWhileGrading").values()
+print(trial.outcome)
+"""
+
+
+def test_harbor_killed_while_it_grades_leaves_no_tests_and_no_files_of_the_sandbox(
+    tmp_path: Path,
+) -> None:
+    """What it holds on this machine, hidden tests among it, goes by gc and with the next start."""
+    GOOD.write(tmp_path / "tasks", "one")
+    (home := tmp_path / "home").mkdir()
+    (home / "images").symlink_to(IMAGES)
+    (elsewhere := tmp_path / "tmp").mkdir()
+    jobs = tmp_path / "jobs"
+    environment = os.environ | {"COLDFRAME_HOME": str(home), "TMPDIR": str(elsewhere)}
+
+    def graded(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", GRADED, str(tmp_path / "tasks"), str(jobs)],
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    killed = graded()
+    kept, fetched = list(elsewhere.rglob("test.sh")), list(jobs.rglob(f"{scratch.PREFIX}*"))
+    gc = [sys.executable, "-m", "coldframe.cli.main", "gc", "--json"]
+    told = json.loads(subprocess.run(gc, env=environment, capture_output=True, check=True).stdout)
+    again = graded(COLDFRAME_TEST_SPARE="1")
+
+    assert killed.returncode == -9, killed.stderr
+    assert (len(kept), len(fetched)) == (1, 1)
+    assert f"scratch {kept[0].parent}" in told["reaped"]
+    assert told["remaining"] == []
+    assert again.stdout.splitlines()[-1:] == ["1.0"], again.stderr
+    assert list(jobs.rglob(f"{scratch.PREFIX}*")) == []
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_sandboxes_of_a_killed_harbor_end_with_their_lease(tmp_path: Path) -> None:

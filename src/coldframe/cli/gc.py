@@ -15,6 +15,7 @@ from coldframe.cli import flags, machine, render
 from coldframe.host import orphans
 from coldframe.host.gc import reap_dead_nodes
 from coldframe.node.settings import NodeSettings
+from coldframe.rollouts import scratch
 
 
 def gc(
@@ -29,7 +30,7 @@ def gc(
     ] = False,
     as_json: flags.Json = False,
 ) -> int:
-    """Reap what nodes left behind that were killed, and layers that no image needs.
+    """Reap what nodes and runs left behind that were killed, and layers that no image needs.
 
     A node is dead when nobody holds its lock. Live nodes, and those of another COLDFRAME_HOME,
     are never touched. One whose service was killed lives on with its sandboxes until the next
@@ -40,13 +41,14 @@ def gc(
     home = NodeSettings.from_environment().home
     if dry_run:
         reaped = machine.survey(home).reapable + _layers(home, dry_run=True)
+        reaped += _scratch(dry_run=True)
         if everything:
             reaped += tuple(f"node {one}, which no process serves" for one in orphans.left(home))
         remaining: tuple[str, ...] = ()
     else:
         # Nodes first: the layers that a dead one held are free then.
         reaped = (orphans.end_left if everything else reap_dead_nodes)(home)
-        reaped += _layers(home, dry_run=False)
+        reaped += _layers(home, dry_run=False) + _scratch(dry_run=False)
         remaining = machine.survey(home).reapable
     if as_json:
         key = "would_reap" if dry_run else "reaped"
@@ -64,6 +66,13 @@ def _layers(home: Path, *, dry_run: bool) -> tuple[str, ...]:
     with ImageStore(home / "images") as store:
         layers = store.unneeded() if dry_run else store.gc().layers
     return tuple(f"layer {digest}" for digest in layers)
+
+
+def _scratch(*, dry_run: bool) -> tuple[str, ...]:
+    """Where a killed `task check`, or a killed Harbor, held tests and logs."""
+    place = scratch.system_directory()
+    found = tuple(scratch.left(place)) if dry_run else scratch.reap(place)
+    return tuple(f"scratch {path}" for path in found)
 
 
 def _print(reaped: tuple[str, ...], remaining: tuple[str, ...], *, dry_run: bool) -> None:

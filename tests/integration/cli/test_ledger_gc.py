@@ -26,6 +26,7 @@ from coldframe.host.reaping import reap_cgroups
 from coldframe.images.base import ImageConfig
 from coldframe.images.store import ImageStore
 from coldframe.protocol.ids import new_node_id, new_sandbox_id
+from coldframe.rollouts.scratch import PREFIX, scratch
 from tests.fixtures.service import serving
 
 pytestmark = pytest.mark.root
@@ -41,6 +42,11 @@ class Machine:
     cleanup: ExitStack
 
     @property
+    def scratch(self) -> Path:
+        """Where processes of this machine put what lasts as long as they do."""
+        return self.home / "tmp"
+
+    @property
     def node(self) -> Path:
         """The node's directory."""
         return self.home / "nodes" / self.node_id
@@ -49,7 +55,7 @@ class Machine:
         """Run a command with --json; return its exit code and what it printed."""
         ended = subprocess.run(
             [sys.executable, "-m", "coldframe.cli.main", *arguments, "--json"],
-            env={**os.environ, "COLDFRAME_HOME": str(self.home)},
+            env={**os.environ, "COLDFRAME_HOME": str(self.home), "TMPDIR": str(self.scratch)},
             capture_output=True,
             check=False,
             timeout=60,
@@ -111,6 +117,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         made.node.mkdir(parents=True)
         (made.node / "lock").touch()
         (made.node / "spool").mkdir()
+        made.scratch.mkdir()
         yield made
 
 
@@ -245,6 +252,22 @@ def test_gc_drops_layers_that_no_image_needs(machine: Machine, tmp_path: Path) -
     assert (code, done["reaped"]) == (0, [f"layer {layers[1]}"])
     left = [path.name for path in (machine.home / "images" / "layers").iterdir()]
     assert left == layers[:1]
+
+
+def test_gc_finds_what_killed_runs_held_on_this_machine(machine: Machine) -> None:
+    """Tests that nobody may see, and files of sandboxes, would lie in /tmp for ever."""
+    machine.hold()
+    with scratch(machine.scratch) as live:
+        left = machine.scratch / f"{PREFIX}dead"
+        left.mkdir()
+        (left / "test.sh").write_text("hidden")
+
+        planned = machine.coldframe("gc", "--dry-run")
+        assert planned == (0, {"would_reap": [f"scratch {left}"], "remaining": []})
+        assert left.exists()
+        done = machine.coldframe("gc")
+        assert done == (0, {"reaped": [f"scratch {left}"], "remaining": []})
+        assert list(machine.scratch.iterdir()) == [live]
 
 
 def test_ledger_keeps_the_counts_of_nodes_that_have_ended(machine: Machine) -> None:

@@ -12,8 +12,8 @@ import logging
 import math
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import places
 from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
+from coldframe.rollouts.scratch import scratch
 from coldframe.rollouts.task import EnvironmentSpec, VerifierSpec
 from coldframe.rollouts.users import user_ids
 from coldframe.rollouts.verdicts import NAMES
@@ -79,6 +80,8 @@ class Grading:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._tests: Path | None = None
+        self._copy = ExitStack()
+        """Holds the copy of the tests that `_tests` is."""
         self._waiting = False
         """Whether they are nowhere in the sandbox yet."""
         self._deferred: ColdframeError | None = None
@@ -121,7 +124,7 @@ class Grading:
 
     async def _bring(self, sandbox: AsyncSandbox, source: Path, running: Iterable[str]) -> None:
         if self._tests is None:
-            self._tests = Path(tempfile.mkdtemp(prefix="coldframe-tests-"))
+            self._tests = self._copy.enter_context(scratch())
             full = self._terms.full_kill
             await kill_what_must_not_live_on(sandbox, tuple(running), everything=full)
             await places.clear(sandbox, tests=True)
@@ -178,8 +181,8 @@ class Grading:
             self.forget()
 
     async def _graded(self, sandbox: AsyncSandbox, spec: VerifierSpec) -> int:
-        with tempfile.TemporaryDirectory(prefix="coldframe-verifier-") as spool:
-            blobs = BlobStore(Path(spool))
+        with scratch() as spool:
+            blobs = BlobStore(spool)
             verifier = HarborVerifier(
                 sandbox,
                 spec,
@@ -226,6 +229,5 @@ class Grading:
 
     def forget(self) -> None:
         """Drop the copy of the tests."""
-        tests, self._tests, self._waiting = self._tests, None, False
-        if tests is not None:
-            shutil.rmtree(tests, ignore_errors=True)
+        self._tests, self._waiting = None, False
+        self._copy.close()

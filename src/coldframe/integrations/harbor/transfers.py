@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from fnmatch import fnmatch
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from coldframe.protocol.errors import PathRefusedError
 from coldframe.protocol.models import FileKind
 from coldframe.protocol.text import excerpt
+from coldframe.rollouts.scratch import scratch
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -106,8 +106,8 @@ async def _fetched(
     sandbox: AsyncSandbox, source: str, beside: Path, logger: logging.Logger
 ) -> AsyncIterator[Path]:
     """Give a directory with what is below `source`, on the file system of `beside`."""
-    with tempfile.TemporaryDirectory(prefix=".coldframe-", dir=beside) as spool:
-        fresh = Path(spool) / "tree"
+    with scratch(beside) as spool:
+        fresh = spool / "tree"
         await sandbox.files.download_tree(
             source, fresh, on_refused=lambda why: logger.warning("%s: left out: %s", source, why)
         )
