@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import Protocol, TypeAlias
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
 from coldframe.protocol.errors import InvalidRequestError
-from coldframe.protocol.pieces import PIECE_BYTES, pieces_of
+from coldframe.protocol.pieces import PIECE_BYTES, close_source, pieces_of
 from coldframe.protocol.text import encoded
 
 
@@ -69,25 +70,127 @@ def sync_pieces(content: object) -> Iterator[bytes]:
         )
 
 
-async def async_pieces(content: object) -> AsyncIterator[bytes]:
-    """Yield any content piece by piece; file objects are read in a thread.
+class Pieces(AsyncIterator[bytes]):
+    """Content on its way, piece by piece."""
 
-    Raises:
-        InvalidRequestError: it is no content.
+    async def rewind(self) -> bool:
+        """Go back to where it began; False: what has been read cannot be read again."""
+        return False
+
+
+class SyncSource:
+    """A file object or an iterable, read in the thread of whoever asks. Raises as `sync_pieces`."""
+
+    def __init__(self, content: object) -> None:
+        self._content = content
+        self._begin = _place(content)
+        self._pieces = sync_pieces(content)
+
+    def read(self) -> bytes | None:
+        """Return the next piece; None: there is none."""
+        return next(self._pieces, None)
+
+    def rewind(self) -> bool:
+        """See `Pieces.rewind`."""
+        if self._begin is not None:
+            try:
+                cast(BinaryIO, self._content).seek(self._begin)
+            except (OSError, ValueError):
+                return False
+        elif not _repeats(self._content):
+            return False
+        self._pieces = sync_pieces(self._content)
+        return True
+
+
+def _place(content: object) -> int | None:
+    """Return where a file stands that can be read from there again."""
+    if not callable(getattr(content, "read", None)):
+        return None
+    file = cast(BinaryIO, content)
+    try:
+        return file.tell() if file.seekable() else None
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _repeats(content: object) -> bool:
+    """Whether each iteration of it begins anew."""
+    if callable(getattr(content, "read", None)):
+        return False
+    return isinstance(content, Iterable) and not isinstance(content, Iterator)
+
+
+class Repeated(Pieces):
+    """What an asynchronous iterator gives that can be had anew."""
+
+    def __init__(self, begin: Callable[[], AsyncIterator[bytes]]) -> None:
+        self._begin, self._source = begin, begin()
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._source)
+
+    async def rewind(self) -> bool:
+        """See `Pieces`."""
+        await self.aclose()
+        self._source = self._begin()
+        return True
+
+    async def aclose(self) -> None:
+        """Let what it comes from go."""
+        await close_source(self._source)
+
+
+async def _checked(content: AsyncIterable[object]) -> AsyncIterator[bytes]:
+    async for piece in content:
+        yield checked_piece(piece)
+
+
+class _Given(Pieces):
+    """What an asynchronous iterator of the caller's gives."""
+
+    def __init__(self, source: AsyncIterator[object]) -> None:
+        self._source = source
+
+    async def __anext__(self) -> bytes:
+        return checked_piece(await anext(self._source))
+
+
+class _Read(Pieces):
+    """What a file object or iterable gives; the former is read in a thread."""
+
+    def __init__(self, content: object) -> None:
+        self._source = SyncSource(content)
+        self._in_thread = callable(getattr(content, "read", None))
+        self._reading: asyncio.Future[bytes | None] | None = None
+
+    async def __anext__(self) -> bytes:
+        if self._in_thread:
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self._source.read))
+            piece = await asyncio.shield(self._reading)
+        else:
+            piece = self._source.read()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def rewind(self) -> bool:
+        """See `Pieces`."""
+        if self._reading is not None:  # whoever asked for it may not have waited
+            await asyncio.wait({self._reading})
+        return self._source.rewind()
+
+
+def async_pieces(content: object) -> Pieces:
+    """Return any content piece by piece; file objects are read in a thread.
+
+    It raises InvalidRequestError when it is read, if it is no content.
     """
     data = whole_bytes(content)
     if data is not None:
-        async for piece in pieces_of(data):
-            yield piece
-        return
+        return Repeated(partial(pieces_of, data))
+    if isinstance(content, AsyncIterator):
+        return _Given(content)
     if isinstance(content, AsyncIterable):
-        async for piece in content:
-            yield checked_piece(piece)
-        return
-    source = sync_pieces(content)
-    if not callable(getattr(content, "read", None)):
-        for piece in source:
-            yield piece
-        return
-    while (piece_read := await asyncio.to_thread(next, source, None)) is not None:
-        yield piece_read
+        return Repeated(partial(_checked, content))
+    return _Read(content)

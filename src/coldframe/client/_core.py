@@ -15,6 +15,7 @@ from coldframe.protocol.errors import (
     SandboxStateError,
 )
 from coldframe.protocol.following import merged
+from coldframe.protocol.ids import check_operation_id
 from coldframe.protocol.models import (
     Capabilities,
     EventKind,
@@ -33,7 +34,7 @@ from coldframe.protocol.models.sandboxes import refuse_odd_labels
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from coldframe.client._link import NodeLink, NodeOpener
+    from coldframe.client._link import Changes, NodeLink, NodeOpener
     from coldframe.protocol.network import NetworkPolicy
 
 
@@ -61,6 +62,15 @@ class ClientCore:
             if self._link is None:
                 self._link = await self._opener()
             return self._link
+
+    async def changes(self, operation_id: str | None) -> Changes:
+        """Return what makes changes, under an id if there is one.
+
+        Raises:
+            ClientClosedError, InvalidRequestError: the client was closed; it is no id.
+        """
+        link = await self.link()
+        return link if operation_id is None else link.under(check_operation_id(operation_id))
 
     async def close(self) -> None:
         """Delete the sandboxes that this client made, then let the node go.
@@ -103,8 +113,8 @@ class ClientCore:
             raise InvalidRequestError(str(error)) from error
         return await (await self.link()).list(labels)
 
-    async def delete(self, sandbox_id: str) -> SandboxInfo:
-        info = await (await self.link()).delete(sandbox_id)
+    async def delete(self, sandbox_id: str, operation_id: str | None = None) -> SandboxInfo:
+        info = await (await self.changes(operation_id)).delete(sandbox_id)
         self._made.pop(info.id, None)
         return info
 
@@ -122,9 +132,10 @@ class ClientCore:
         network: NetworkPolicy,
         deadline_s: float,
         cached: bool,
+        operation_id: str | None,
     ) -> str:
-        link = await self.link()
-        image = await link.build_image(
+        changes = await self.changes(operation_id)
+        image = await changes.build_image(
             name,
             context,
             dockerfile=dockerfile,

@@ -27,7 +27,6 @@ from coldframe.protocol.models import (
     SignalScope,
     Stream,
 )
-from coldframe.protocol.patching import Patched, apply_patch
 from coldframe.protocol.text import encoded
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from coldframe.client._core import ClientCore
     from coldframe.protocol.network import EgressEvents, NetworkPolicy
+    from coldframe.protocol.patching import Patched
     from coldframe.runtimes.base import FileAccess
 
 
@@ -44,8 +44,8 @@ class SandboxCore:
     def __init__(self, client: ClientCore, sandbox_id: str) -> None:
         self._client, self.id = client, sandbox_id
 
-    async def files(self) -> FileAccess:
-        return (await self._client.link()).files(self.id)
+    async def files(self, operation_id: str | None = None) -> FileAccess:
+        return (await self._client.changes(operation_id)).files(self.id)
 
     async def apply_patch(
         self,
@@ -54,14 +54,16 @@ class SandboxCore:
         *,
         root: str,
         strip: int,
+        operation_id: str | None,
     ) -> Patched:
-        return await apply_patch(await self.files(), patch, base_sha256, root=root, strip=strip)
+        changes = await self._client.changes(operation_id)
+        return await changes.apply_patch(self.id, patch, base_sha256, root=root, strip=strip)
 
     async def info(self) -> SandboxInfo:
         return await self._client.get(self.id)
 
-    async def renew(self, ttl_s: float | None) -> SandboxInfo:
-        return await (await self._client.link()).renew(self.id, ttl_s)
+    async def renew(self, ttl_s: float | None, operation_id: str | None) -> SandboxInfo:
+        return await (await self._client.changes(operation_id)).renew(self.id, ttl_s)
 
     async def fingerprint(self) -> Fingerprint:
         return await (await self._client.link()).fingerprint(self.id)
@@ -80,27 +82,29 @@ class SandboxCore:
     async def processes(self) -> tuple[ProcessInfo, ...]:
         return await (await self._client.link()).processes(self.id)
 
-    async def kill_processes(self, operation_id: str | None) -> tuple[ProcessInfo, ...]:
-        return await (await self._client.link()).kill_processes(self.id, operation_id)
+    async def kill_processes(self, of: str | None, key: str | None) -> tuple[ProcessInfo, ...]:
+        return await (await self._client.changes(key)).kill_processes(self.id, of)
 
     async def listening_ports(self) -> tuple[int, ...]:
         return await (await self._client.link()).listening_ports(self.id)
 
-    async def port_url(self, port: int, ttl_s: float) -> PortUrl:
-        return await (await self._client.link()).port_url(self.id, port, ttl_s)
+    async def port_url(self, port: int, ttl_s: float, operation_id: str | None) -> PortUrl:
+        return await (await self._client.changes(operation_id)).port_url(self.id, port, ttl_s)
 
-    async def set_network(self, policy: NetworkPolicy, expected_version: int | None) -> SandboxInfo:
-        link = await self._client.link()
-        return await link.set_network(self.id, policy, expected_version=expected_version)
+    async def set_network(
+        self, policy: NetworkPolicy, expected_version: int | None, operation_id: str | None
+    ) -> SandboxInfo:
+        changes = await self._client.changes(operation_id)
+        return await changes.set_network(self.id, policy, expected_version=expected_version)
 
     async def egress_events(self, cursor: int, limit: int) -> EgressEvents:
         return await (await self._client.link()).egress_events(self.id, cursor, limit)
 
-    async def extend_disk(self, extension: DiskExtension) -> None:
-        await (await self._client.link()).extend_disk(self.id, extension)
+    async def extend_disk(self, extension: DiskExtension, operation_id: str | None) -> None:
+        await (await self._client.changes(operation_id)).extend_disk(self.id, extension)
 
-    async def guard(self, request: GuardRequest) -> None:
-        await (await self._client.link()).guard(self.id, request)
+    async def guard(self, request: GuardRequest, key: str | None) -> None:
+        await (await self._client.changes(key)).guard(self.id, request)
 
     async def guard_report(self) -> GuardReport:
         return await (await self._client.link()).guard_report(self.id)
@@ -140,21 +144,23 @@ class SandboxCore:
             async for chunk in chunks:
                 yield chunk
 
-    async def write_stdin(self, operation_id: str, data: bytes) -> None:
-        await (await self._client.link()).write_stdin(operation_id, data)
+    async def write_stdin(self, of: str, data: bytes, operation_id: str | None) -> None:
+        await (await self._client.changes(operation_id)).write_stdin(of, data)
 
-    async def close_stdin(self, operation_id: str) -> None:
-        await (await self._client.link()).close_stdin(operation_id)
+    async def close_stdin(self, of: str, operation_id: str | None) -> None:
+        await (await self._client.changes(operation_id)).close_stdin(of)
 
-    async def signal(self, operation_id: str, signum: int, scope: SignalScope) -> int:
-        return await (await self._client.link()).signal(operation_id, signum, scope)
+    async def signal(
+        self, of: str, signum: int, scope: SignalScope, operation_id: str | None
+    ) -> int:
+        return await (await self._client.changes(operation_id)).signal(of, signum, scope)
 
     async def kill(self, operation_id: str) -> ExecResult:
         await kill_quietly(await self._client.link(), self.id, operation_id)
         return await self.wait(operation_id)
 
-    async def resize(self, operation_id: str, rows: int, cols: int) -> None:
-        await (await self._client.link()).resize(operation_id, rows, cols)
+    async def resize(self, of: str, rows: int, cols: int, operation_id: str | None) -> None:
+        await (await self._client.changes(operation_id)).resize(of, rows, cols)
 
     async def forget(self, operation_id: str) -> None:
         await (await self._client.link()).forget(operation_id)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Stream,
     )
     from coldframe.protocol.network import EgressEvents, NetworkPolicy
+    from coldframe.protocol.patching import Patched
     from coldframe.runtimes.base import FileAccess
 
 
@@ -72,8 +73,76 @@ class SessionAccess(Protocol):
     async def close(self, session_id: str, /, *, kill: bool = False) -> SessionInfo: ...
 
 
-class NodeLink(Protocol):
+class Changes(Protocol):
+    """What changes something. What each method promises stands in `coldframe.node.node.Node`."""
+
+    async def delete(self, sandbox_id: str, /) -> SandboxInfo: ...
+
+    async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo: ...
+
+    async def write_stdin(self, operation_id: str, data: bytes, /) -> None: ...
+
+    async def close_stdin(self, operation_id: str, /) -> None: ...
+
+    async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int: ...
+
+    async def resize(self, operation_id: str, rows: int, cols: int, /) -> None: ...
+
+    async def forget(self, operation_id: str, /) -> None: ...
+
+    def files(self, sandbox_id: str, /) -> FileAccess: ...
+
+    async def apply_patch(
+        self,
+        sandbox_id: str,
+        patch: str | bytes,
+        base_sha256: Mapping[str, str] | None,
+        /,
+        *,
+        root: str,
+        strip: int,
+    ) -> Patched: ...
+
+    async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl: ...
+
+    async def kill_processes(
+        self, sandbox_id: str, operation_id: str | None = None, /
+    ) -> tuple[ProcessInfo, ...]: ...
+
+    async def set_network(
+        self, sandbox_id: str, policy: NetworkPolicy, /, *, expected_version: int | None = None
+    ) -> SandboxInfo: ...
+
+    async def extend_disk(self, sandbox_id: str, extension: DiskExtension, /) -> None: ...
+
+    async def guard(self, sandbox_id: str, request: GuardRequest, /) -> None: ...
+
+    async def guard_report(self, sandbox_id: str, /) -> GuardReport: ...
+
+    async def unguard(self, sandbox_id: str, /) -> None: ...
+
+    async def build_image(
+        self,
+        name: str,
+        context: Path,
+        *,
+        dockerfile: Path | None,
+        build_args: Mapping[str, str] | None,
+        target: str | None,
+        network: NetworkPolicy,
+        deadline_s: float,
+        cached: bool,
+    ) -> BuiltImage: ...
+
+
+class NodeLink(Changes, Protocol):
     """A node that is open. What each method promises stands in `coldframe.node.node.Node`."""
+
+    def under(self, operation_id: str, /) -> Changes:
+        """Return what makes changes under an id: asked for again it gives the first answer.
+
+        Raises OperationMismatchError (the id stands for something else), OperationExpiredError.
+        """
 
     async def close(self) -> CloseReport: ...
 
@@ -102,10 +171,6 @@ class NodeLink(Protocol):
 
     async def list(self, labels: Mapping[str, str] | None = None, /) -> tuple[SandboxInfo, ...]: ...
 
-    async def delete(self, sandbox_id: str, /) -> SandboxInfo: ...
-
-    async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo: ...
-
     async def exec(self, sandbox_id: str, request: ExecRequest, /) -> ExecResult: ...
 
     async def start_exec(self, sandbox_id: str, request: ExecRequest, /) -> str: ...
@@ -118,29 +183,15 @@ class NodeLink(Protocol):
         self, operation_id: str, stream: Stream, cursor: int, max_bytes: int, wait: bool, /
     ) -> OutputChunk: ...
 
-    async def write_stdin(self, operation_id: str, data: bytes, /) -> None: ...
-
-    async def close_stdin(self, operation_id: str, /) -> None: ...
-
-    async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int: ...
-
     async def cancel_exec(self, operation_id: str, /) -> None: ...
-
-    async def resize(self, operation_id: str, rows: int, cols: int, /) -> None: ...
 
     async def mark(self, operation_id: str, /) -> tuple[int, int]: ...
 
-    async def forget(self, operation_id: str, /) -> None: ...
-
     def sessions(self) -> SessionAccess: ...
-
-    def files(self, sandbox_id: str, /) -> FileAccess: ...
 
     async def connect(
         self, sandbox_id: str, port: int, /
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
-
-    async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl: ...
 
     async def commands(self, sandbox_id: str, /) -> tuple[ExecInfo, ...]: ...
 
@@ -148,42 +199,13 @@ class NodeLink(Protocol):
 
     async def listening_ports(self, sandbox_id: str, /) -> tuple[int, ...]: ...
 
-    async def kill_processes(
-        self, sandbox_id: str, operation_id: str | None = None, /
-    ) -> tuple[ProcessInfo, ...]: ...
-
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint: ...
 
     async def changes(self, sandbox_id: str, since: str | None, limit: int, /) -> FileChanges: ...
 
-    async def set_network(
-        self, sandbox_id: str, policy: NetworkPolicy, /, *, expected_version: int | None = None
-    ) -> SandboxInfo: ...
-
     async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents: ...
 
-    async def extend_disk(self, sandbox_id: str, extension: DiskExtension, /) -> None: ...
-
-    async def guard(self, sandbox_id: str, request: GuardRequest, /) -> None: ...
-
-    async def guard_report(self, sandbox_id: str, /) -> GuardReport: ...
-
-    async def unguard(self, sandbox_id: str, /) -> None: ...
-
     async def list_images(self) -> tuple[ImageInfo, ...] | None: ...
-
-    async def build_image(
-        self,
-        name: str,
-        context: Path,
-        *,
-        dockerfile: Path | None,
-        build_args: Mapping[str, str] | None,
-        target: str | None,
-        network: NetworkPolicy,
-        deadline_s: float,
-        cached: bool,
-    ) -> BuiltImage: ...
 
 
 NodeOpener: TypeAlias = Callable[[], Awaitable[NodeLink]]

@@ -18,11 +18,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from importlib import import_module
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from coldframe.client._content import Content, sync_pieces, whole_bytes
+from coldframe.client._content import Content, Pieces, SyncSource, async_pieces, whole_bytes
 from coldframe.client._relay import relay
 from coldframe.client._runner import AsyncConnection, closed_message
 from coldframe.protocol.errors import ClientClosedError, InvalidRequestError
-from coldframe.protocol.pieces import close_source, pieces_of
+from coldframe.protocol.pieces import close_source
 
 T = TypeVar("T")
 
@@ -30,6 +30,11 @@ Connection: TypeAlias = socket.socket
 """A TCP connection into a sandbox."""
 
 _END = object()
+
+_Wanted: TypeAlias = (
+    "queue.SimpleQueue[tuple[Callable[[SyncSource], Any], asyncio.Future[Any]] | None]"
+)
+"""What is asked of a source of content, and who is to be told; None: the work has ended."""
 
 
 class _Call(Generic[T]):
@@ -74,9 +79,9 @@ class _Call(Generic[T]):
             self._work.close()
             self._end(None)
 
-    def answer(self, want: asyncio.Future[bytes | None], piece: bytes | None) -> None:
-        """Give the work the piece of content that it waits for."""
-        self._loop.call_soon_threadsafe(_give, want, piece)
+    def answer(self, told: asyncio.Future[Any], what: object) -> None:
+        """Give the work what it has asked the source of content for."""
+        self._loop.call_soon_threadsafe(_give, told, what)
 
     def result(self) -> T:
         """Return what the work returned, after `wait`."""
@@ -153,15 +158,16 @@ class Portal:
         """Run `make(pieces of content)`; iterables are iterated in the caller's thread."""
         whole = whole_bytes(content)
         if whole is not None:
-            return self.run(make(pieces_of(whole)))
-        wanted: queue.SimpleQueue[asyncio.Future[bytes | None] | None] = queue.SimpleQueue()
-        call = self._prepare(make(_pulled(wanted)))
+            return self.run(make(async_pieces(whole)))
+        wanted: _Wanted = queue.SimpleQueue()
+        call = self._prepare(make(_Pulled(wanted)))
         call.on_end = lambda: wanted.put(None)
-        source = sync_pieces(content)
+        source = SyncSource(content)
         try:
             self._submit(call)
-            while (want := wanted.get()) is not None:
-                call.answer(want, next(source, None))
+            while (asked := wanted.get()) is not None:
+                do, told = asked
+                call.answer(told, do(source))
             call.wait()
         except BaseException:
             call.cancel()
@@ -236,22 +242,31 @@ async def _next_or_end(source: AsyncIterator[T]) -> T | object:
     return await anext(source, _END)
 
 
-async def _pulled(
-    wanted: queue.SimpleQueue[asyncio.Future[bytes | None] | None],
-) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    while True:
-        want: asyncio.Future[bytes | None] = loop.create_future()
-        wanted.put(want)
-        piece = await want
+class _Pulled(Pieces):
+    """What a source gives that is read in the caller's thread."""
+
+    def __init__(self, wanted: _Wanted) -> None:
+        self._wanted = wanted
+
+    async def _ask(self, do: Callable[[SyncSource], Any]) -> Any:
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._wanted.put((do, told))
+        return await told
+
+    async def __anext__(self) -> bytes:
+        piece: bytes | None = await self._ask(SyncSource.read)
         if piece is None:
-            return
-        yield piece
+            raise StopAsyncIteration
+        return piece
+
+    async def rewind(self) -> bool:
+        """See `Pieces`."""
+        return bool(await self._ask(SyncSource.rewind))
 
 
-def _give(want: asyncio.Future[bytes | None], piece: bytes | None) -> None:
-    if not want.done():
-        want.set_result(piece)
+def _give(told: asyncio.Future[Any], what: object) -> None:
+    if not told.done():
+        told.set_result(what)
 
 
 async def _relayed(work: Coroutine[Any, Any, AsyncConnection]) -> socket.socket:

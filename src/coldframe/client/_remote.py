@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from coldframe.client._calls import call, once
+from coldframe.client._calls import call, once, sent
 from coldframe.client._connection import Address
 from coldframe.client._http import Http, Reviver
 from coldframe.client._presence import Presence
@@ -48,6 +49,7 @@ from coldframe.protocol.models import (
     SandboxSpec,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.patching import Patched, apply_patch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +121,11 @@ class RemoteNode(RemoteExecs):
         """
         self._http.revive = revive
         self._presence = Presence(self._http)
+
+    def under(self, operation_id: str, /) -> RemoteNode:
+        named = copy.copy(self)  # of the same connections
+        named._id = operation_id
+        return named
 
     def keep(self, sandbox_id: str, /) -> None:
         if self._presence is not None:
@@ -220,8 +227,11 @@ class RemoteNode(RemoteExecs):
                 return tuple(found)
 
     async def delete(self, sandbox_id: str, /) -> SandboxInfo:
+        # A name may be another's by the time it is asked for again.
+        named = self._id is not None or not sandbox_id.startswith("sb-")
+        headers = once(self._id) if named else ()
         try:
-            answer = await self._call("DELETE", sandbox_path(sandbox_id))
+            answer = await self._call("DELETE", sandbox_path(sandbox_id), headers=headers)
         except ColdframeError as error:
             if sandbox_id in self._made and not isinstance(error, SandboxNotFoundError):
                 self._undeleted.add(sandbox_id)
@@ -235,7 +245,8 @@ class RemoteNode(RemoteExecs):
     async def renew(self, sandbox_id: str, ttl_s: float | None, /) -> SandboxInfo:
         ttl = ttl_s if ttl_s is None or math.isfinite(ttl_s) else -1.0
         body = json.dumps({"ttl_s": ttl}).encode()
-        answer = await self._call("PUT", f"{sandbox_path(sandbox_id)}/lease", body)
+        target = f"{sandbox_path(sandbox_id)}/lease"
+        answer = await self._call("PUT", target, body, once(self._id))
         return wire.load(SandboxInfo, answer.body)
 
     async def set_network(
@@ -243,7 +254,8 @@ class RemoteNode(RemoteExecs):
     ) -> SandboxInfo:
         query = "" if expected_version is None else f"?expected_version={expected_version}"
         target = f"{sandbox_path(sandbox_id)}/network{query}"
-        answer = await self._call("PUT", target, wire.dump(policy, secrets=True))
+        body = wire.dump(policy, secrets=True)
+        answer = await self._call("PUT", target, body, once(self._id))
         return wire.load(SandboxInfo, answer.body)
 
     async def egress_events(self, sandbox_id: str, cursor: int, limit: int, /) -> EgressEvents:
@@ -251,17 +263,20 @@ class RemoteNode(RemoteExecs):
         return await self._get(EgressEvents, target)
 
     async def extend_disk(self, sandbox_id: str, extension: DiskExtension, /) -> None:
-        await self._call("PUT", f"{sandbox_path(sandbox_id)}/disk", wire.dump(extension))
+        target = f"{sandbox_path(sandbox_id)}/disk"
+        await self._call("PUT", target, wire.dump(extension), once(self._id))
 
     async def guard(self, sandbox_id: str, request: GuardRequest, /) -> None:
-        await self._call("PUT", f"{sandbox_path(sandbox_id)}/guard", wire.dump(request))
+        target = f"{sandbox_path(sandbox_id)}/guard"
+        await self._call("PUT", target, wire.dump(request), once(self._id))
 
     async def guard_report(self, sandbox_id: str, /) -> GuardReport:
-        answer = await self._call("POST", f"{sandbox_path(sandbox_id)}/guard/report")
+        target = f"{sandbox_path(sandbox_id)}/guard/report"
+        answer = await self._call("POST", target, headers=once(self._id))
         return wire.load(GuardReport, answer.body)
 
     async def unguard(self, sandbox_id: str, /) -> None:
-        await self._call("DELETE", f"{sandbox_path(sandbox_id)}/guard")
+        await self._call("DELETE", f"{sandbox_path(sandbox_id)}/guard", headers=once(self._id))
 
     async def fingerprint(self, sandbox_id: str, /) -> Fingerprint:
         return await self._get(Fingerprint, f"{sandbox_path(sandbox_id)}/fingerprint")
@@ -285,7 +300,7 @@ class RemoteNode(RemoteExecs):
     ) -> tuple[ProcessInfo, ...]:
         query = "" if operation_id is None else f"?operation_id={quote(operation_id)}"
         answer = await self._call(
-            "DELETE", f"{sandbox_path(sandbox_id)}/processes{query}", headers=once()
+            "DELETE", f"{sandbox_path(sandbox_id)}/processes{query}", headers=once(self._id)
         )
         return wire.load_all(ProcessInfo, answer.body)
 
@@ -299,7 +314,22 @@ class RemoteNode(RemoteExecs):
         return RemoteSessions(self._call)
 
     def files(self, sandbox_id: str, /) -> RemoteFiles:
-        return RemoteFiles(self._http, self._call, sandbox_path(sandbox_id))
+        return RemoteFiles(self._http, self._call, sandbox_path(sandbox_id), self._id)
+
+    async def apply_patch(
+        self,
+        sandbox_id: str,
+        patch: str | bytes,
+        base_sha256: Mapping[str, str] | None,
+        /,
+        *,
+        root: str,
+        strip: int,
+    ) -> Patched:
+        files = self.files(sandbox_id)
+        if self._id is None:
+            return await apply_patch(files, patch, base_sha256, root=root, strip=strip)
+        return await files.patch(patch, base_sha256 or {}, root=root, strip=strip)
 
     async def connect(
         self, sandbox_id: str, port: int, /
@@ -312,7 +342,7 @@ class RemoteNode(RemoteExecs):
     async def port_url(self, sandbox_id: str, port: int, ttl_s: float, /) -> PortUrl:
         body = json.dumps({"ttl_s": float(ttl_s)}).encode()
         target = f"{sandbox_path(sandbox_id)}/ports/{port}/url"
-        told = json.loads((await self._call("POST", target, body)).body)
+        told = json.loads((await self._call("POST", target, body, once(self._id))).body)
         where = self._http.address
         origin = told["origin"] if where.unix is not None else str(where)
         if origin is None:
@@ -344,8 +374,7 @@ class RemoteNode(RemoteExecs):
         asked += [("network", wire.dump(network, secrets=True).decode())]
         asked += [("deadline_s", repr(deadline_s)), ("cached", str(cached).lower())]
         target_path = f"/v1/images?{urlencode(asked, errors='surrogateescape')}"
-        async with self._http.stream("POST", target_path, content(context)) as (head, pieces):
-            body = b"".join([piece async for piece in pieces])
-        if head.status >= 400:
-            raise wire.read_error(body, head.status)
+        key = once(self._id)
+        async with contextlib.aclosing(content(context)) as archive:
+            body = await sent(self._http, "POST", target_path, archive, key, content=archive)
         return Built(json.loads(body)["digest"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from coldframe.client._content import Repeated
 from coldframe.client._transfer import packed
 from coldframe.protocol.errors import InvalidRequestError
 
@@ -47,6 +49,6 @@ def parameters(
     return asked
 
 
-def content(context: Path) -> AsyncIterator[bytes]:
+def content(context: Path) -> Repeated:
     """Return the context as a tar. Raises as `pack` does, when it is read."""
-    return packed(context, _ROOT)
+    return Repeated(partial(packed, context, _ROOT))

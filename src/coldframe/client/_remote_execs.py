@@ -28,6 +28,9 @@ MARGIN_S = 30.0
 class RemoteExecs:
     """See `NodeLink`, of which this is a part."""
 
+    _id: str | None = None
+    """What changes are made under; None: each under one of its own."""
+
     def __init__(self, http: Http) -> None:
         self._http = http
 
@@ -81,14 +84,16 @@ class RemoteExecs:
                 return chunk
 
     async def write_stdin(self, operation_id: str, data: bytes, /) -> None:
-        await self._call("POST", f"{_exec(operation_id)}/stdin", data, once())
+        await self._call("POST", f"{_exec(operation_id)}/stdin", data, once(self._id))
 
     async def close_stdin(self, operation_id: str, /) -> None:
-        await self._call("POST", f"{_exec(operation_id)}/stdin?close=true")
+        target = f"{_exec(operation_id)}/stdin?close=true"
+        await self._call("POST", target, headers=once(self._id))
 
     async def signal(self, operation_id: str, signum: int, scope: SignalScope, /) -> int:
         body = json.dumps({"signal": signum, "scope": scope}).encode()
-        answer = await self._call("POST", f"{_exec(operation_id)}/signal", body, once())
+        target = f"{_exec(operation_id)}/signal"
+        answer = await self._call("POST", target, body, once(self._id))
         return int(json.loads(answer.body)["reached"])
 
     async def cancel_exec(self, operation_id: str, /) -> None:
@@ -98,7 +103,7 @@ class RemoteExecs:
 
     async def resize(self, operation_id: str, rows: int, cols: int, /) -> None:
         body = json.dumps({"rows": rows, "cols": cols}).encode()
-        await self._call("PUT", f"{_exec(operation_id)}/terminal", body)
+        await self._call("PUT", f"{_exec(operation_id)}/terminal", body, once(self._id))
 
     async def mark(self, operation_id: str, /) -> tuple[int, int]:
         answer = await self._call("POST", f"{_exec(operation_id)}/mark")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from coldframe.client._calls import once
+from coldframe.client._calls import once, sent
 from coldframe.client._connection import Answer
 from coldframe.client._http import Http
 from coldframe.protocol import wire
 from coldframe.protocol.models import FileEntry, FileStat
+from coldframe.protocol.patching import Patched
 from coldframe.protocol.text import encoded, excerpt
 
 Path = str | bytes
@@ -20,10 +21,10 @@ Call = Callable[..., Awaitable[Answer]]
 
 
 class RemoteFiles:
-    """See `FileAccess`. Contents of several pieces are not sent again when a connection is lost."""
+    """See `FileAccess`. Contents that cannot be read again are not sent again."""
 
-    def __init__(self, http: Http, call: Call, sandbox: str) -> None:
-        self._http, self._call, self._sandbox = http, call, sandbox
+    def __init__(self, http: Http, call: Call, sandbox: str, operation_id: str | None) -> None:
+        self._http, self._call, self._sandbox, self._id = http, call, sandbox, operation_id
 
     def _target(self, route: str, path: Path, **more: Any) -> str:
         query = "".join(f"&{name}={_text(value)}" for name, value in more.items())
@@ -78,18 +79,18 @@ class RemoteFiles:
     ) -> None:
         wanted = {"mode": mode, "parents": parents, "exist_ok": exist_ok, **_owner(owner)}
         target = self._target("files/directory", path)
-        await self._call("POST", target, json.dumps(wanted).encode(), once())
+        await self._call("POST", target, json.dumps(wanted).encode(), once(self._id))
 
     async def move(self, source: Path, target: Path) -> None:
         await self._call(
             "POST",
             f"{self._target('files/move', source)}&target={_quoted(target)}",
-            headers=once(),
+            headers=once(self._id),
         )
 
     async def remove(self, path: Path, *, recursive: bool = False) -> None:
         target = self._target("files", path, recursive=recursive)
-        await self._call("DELETE", target, headers=once())
+        await self._call("DELETE", target, headers=once(self._id))
 
     async def chmod(self, path: Path, mode: int) -> None:
         await self._put("files/mode", path, {"mode": mode})
@@ -110,25 +111,36 @@ class RemoteFiles:
         target = self._target("archive", path, **_owner(owner))
         return int((await self._send("PUT", target, content))["members"])
 
+    async def patch(
+        self, patch: str | bytes, base_sha256: Mapping[str, str], *, root: str, strip: int
+    ) -> Patched:
+        """Let the service apply a patch, all of it or nothing, under one id."""
+        asked = [("root", root), ("strip", str(strip))]
+        asked += [("base_sha256", f"{path}={digest}") for path, digest in base_sha256.items()]
+        target = f"{self._sandbox}/patch?{urlencode(asked, errors='surrogateescape')}"
+        answer = await self._call("POST", target, encoded(patch, "the patch"), once(self._id))
+        told = json.loads(answer.body)
+        return Patched(tuple(told["written"]), tuple(told["removed"]), told["sha256"])
+
     # --- requests ---------------------------------------------------------------------
 
     async def _send(
         self, method: str, target: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
         first, second = await anext(content, b""), await anext(content, None)
-        if second is None:  # all of it is here, and can be sent again
-            body = (await self._call(method, target, first, once())).body
+        headers = once(self._id)
+        if second is None:  # all of it is here
+            body = (await self._call(method, target, first, headers)).body
         else:
             whole = _joined(first, second, content)
-            async with self._http.stream(method, target, whole) as (head, pieces):
-                body = await _whole(pieces)
-            if head.status >= 400:
-                raise wire.read_error(body, head.status)
+            body = await sent(self._http, method, target, whole, headers, content=content)
         told: dict[str, Any] = json.loads(body)
         return told
 
     async def _put(self, route: str, path: Path, body: dict[str, Any]) -> None:
-        await self._call("PUT", self._target(route, path), json.dumps(body).encode())
+        await self._call(
+            "PUT", self._target(route, path), json.dumps(body).encode(), once(self._id)
+        )
 
 
 async def _joined(first: bytes, second: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

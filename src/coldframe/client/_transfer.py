@@ -8,12 +8,13 @@ import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 from coldframe.client import _archive as archive
-from coldframe.client._content import async_pieces
+from coldframe.client._content import Repeated, async_pieces
 from coldframe.protocol.errors import FileTooLargeError, PathNotFoundError, PathRefusedError
 from coldframe.protocol.models import FileEntry, FileStat
 from coldframe.protocol.pieces import close_source
@@ -61,8 +62,9 @@ async def write(
     mode: int,
     owner: Owner,
     parents: bool,
+    operation_id: str | None,
 ) -> int:
-    files = await core.files()
+    files = await core.files(operation_id)
     try:
         return await files.write(path, content, mode=mode, owner=owner, parents=parents)
     finally:
@@ -125,11 +127,20 @@ async def upload(
     mode: int | None,
     owner: Owner,
     parents: bool,
+    operation_id: str | None,
 ) -> int:
     with await asyncio.to_thread(_open_regular, local) as file:
         if mode is None:
             mode = os.fstat(file.fileno()).st_mode & 0o777
-        return await write(core, path, async_pieces(file), mode=mode, owner=owner, parents=parents)
+        return await write(
+            core,
+            path,
+            async_pieces(file),
+            mode=mode,
+            owner=owner,
+            parents=parents,
+            operation_id=operation_id,
+        )
 
 
 def _open_regular(local: Path) -> BinaryIO:
@@ -159,26 +170,35 @@ async def list_directory(core: SandboxCore, path: Path_) -> tuple[FileEntry, ...
 
 
 async def mkdir(
-    core: SandboxCore, path: Path_, *, mode: int, owner: Owner, parents: bool, exist_ok: bool
+    core: SandboxCore,
+    path: Path_,
+    *,
+    mode: int,
+    owner: Owner,
+    parents: bool,
+    exist_ok: bool,
+    operation_id: str | None,
 ) -> None:
-    files = await core.files()
+    files = await core.files(operation_id)
     await files.mkdir(path, mode=mode, owner=owner, parents=parents, exist_ok=exist_ok)
 
 
-async def move(core: SandboxCore, source: Path_, target: Path_) -> None:
-    await (await core.files()).move(source, target)
+async def move(core: SandboxCore, source: Path_, target: Path_, operation_id: str | None) -> None:
+    await (await core.files(operation_id)).move(source, target)
 
 
-async def remove(core: SandboxCore, path: Path_, recursive: bool) -> None:
-    await (await core.files()).remove(path, recursive=recursive)
+async def remove(core: SandboxCore, path: Path_, recursive: bool, operation_id: str | None) -> None:
+    await (await core.files(operation_id)).remove(path, recursive=recursive)
 
 
-async def chmod(core: SandboxCore, path: Path_, mode: int) -> None:
-    await (await core.files()).chmod(path, mode)
+async def chmod(core: SandboxCore, path: Path_, mode: int, operation_id: str | None) -> None:
+    await (await core.files(operation_id)).chmod(path, mode)
 
 
-async def chown(core: SandboxCore, path: Path_, uid: int, gid: int) -> None:
-    await (await core.files()).chown(path, uid, gid)
+async def chown(
+    core: SandboxCore, path: Path_, uid: int, gid: int, operation_id: str | None
+) -> None:
+    await (await core.files(operation_id)).chown(path, uid, gid)
 
 
 async def tar_down(core: SandboxCore, path: Path_) -> AsyncIterator[bytes]:
@@ -191,9 +211,14 @@ async def tar_down(core: SandboxCore, path: Path_) -> AsyncIterator[bytes]:
 
 
 async def tar_up(
-    core: SandboxCore, path: Path_, content: AsyncIterator[bytes], *, owner: Owner
+    core: SandboxCore,
+    path: Path_,
+    content: AsyncIterator[bytes],
+    *,
+    owner: Owner,
+    operation_id: str | None,
 ) -> int:
-    files = await core.files()
+    files = await core.files(operation_id)
     try:
         return await files.tar_up(path, content, owner=owner)
     finally:
@@ -234,7 +259,7 @@ async def upload_tree(core: SandboxCore, local: Path, path: Path_, owner: Owner)
     if owner is None:
         above = await files.stat(path)
         owner = (above.uid, above.gid)
-    content = packed(local, owner)
+    content = Repeated(partial(packed, local, owner))
     try:
         return await files.tar_up(path, content, owner=owner)
     finally:

@@ -27,7 +27,7 @@ from coldframe.gateway.context import (
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.large import result_answer
 from coldframe.gateway.models import ExecStarted, Reached, Signal, Totals
-from coldframe.gateway.once import Once
+from coldframe.gateway.once import Once, OnceByPieces
 from coldframe.gateway.tenants import Tenant
 from coldframe.protocol.following import READ_BYTES
 from coldframe.protocol.models import (
@@ -42,6 +42,7 @@ from coldframe.protocol.wire import chunk_headers
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 _changes = APIRouter(prefix=router.prefix, tags=router.tags, route_class=Once)
+_fed = APIRouter(prefix=router.prefix, tags=router.tags, route_class=OnceByPieces)
 
 _START_S = 30.0
 """How long the start of a command, or a look at its output, may take."""
@@ -182,7 +183,7 @@ async def output(
     return Response(chunk.data, 200, chunk_headers(chunk), "application/octet-stream")
 
 
-@router.delete("/execs/{operation_id}/output", status_code=204, response_model=None)
+@_changes.delete("/execs/{operation_id}/output", status_code=204, response_model=None)
 async def forget(request: Request, operation_id: OperationId) -> Response:
     """Drop an ended command's kept output. Its result stays."""
     tenant = enter(request, Scope.EXEC)
@@ -190,7 +191,7 @@ async def forget(request: Request, operation_id: OperationId) -> Response:
     return Response(status_code=204)
 
 
-@_changes.post(
+@_fed.post(
     "/execs/{operation_id}/stdin", status_code=204, response_model=None, openapi_extra=RAW_BODY
 )
 async def stdin(
@@ -226,7 +227,7 @@ async def signal(request: Request, operation_id: OperationId) -> Response:
     return json_answer(Reached(reached=await unless_gone(request, sent)))
 
 
-@router.put(
+@_changes.put(
     "/execs/{operation_id}/terminal",
     status_code=204,
     response_model=None,
@@ -248,4 +249,4 @@ async def mark(request: Request, operation_id: OperationId) -> Response:
     return json_answer(Totals(stdout=out, stderr=err))
 
 
-router.routes.extend(_changes.routes)
+router.routes.extend([*_changes.routes, *_fed.routes])

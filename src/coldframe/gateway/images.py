@@ -10,12 +10,13 @@ from starlette.responses import Response
 from coldframe.gateway.context import RAW_BODY, enter, json_answer, json_list
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Built
+from coldframe.gateway.once import OnceShared
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import ImageInfo
 from coldframe.protocol.network import PRESETS, NetworkPolicy
 from coldframe.protocol.wire import load
 
-router = APIRouter(prefix="/v1/images", tags=["images"])
+router = APIRouter(prefix="/v1/images", tags=["images"], route_class=OnceShared)
 
 
 @router.get("", response_model=list[ImageInfo])

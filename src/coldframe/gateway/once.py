@@ -35,7 +35,11 @@ _PARAMETER = {
 
 
 class Once(APIRoute):
-    """A route; what it changes needs the scope `exec`."""
+    """A route. What changes things needs the scope, also where only its first answer is given."""
+
+    scope = Scope.EXEC
+    by_pieces = False
+    """Whether something is done before all of the body is there."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self._changes = "GET" not in (options.get("methods") or ())
@@ -49,19 +53,36 @@ class Once(APIRoute):
     def get_route_handler(self) -> Handler:
         """See `APIRoute`."""
         handle = super().get_route_handler()
-        return partial(_once, handle) if self._changes else handle
+        return partial(_once, self, handle) if self._changes else handle
 
 
-async def _once(handle: Handler, request: Request) -> Response:
+class OnceByPieces(Once):
+    """For what takes its body as it comes."""
+
+    by_pieces = True
+
+
+class OnceOwned(Once):
+    """For what decides over a whole sandbox."""
+
+    scope = Scope.CREATE
+
+
+class OnceShared(Once):
+    """For what is everybody's."""
+
+    scope = Scope.ADMIN
+
+
+async def _once(route: Once, handle: Handler, request: Request) -> Response:
     key = request.headers.get(_HEADER)
     if key is None:
         return await handle(request)
-    tenant = enter(request, Scope.EXEC)
+    tenant = enter(request, route.scope)
     body = _Body(request)
     asked = hashlib.sha256(request.method.encode() + b" " + _target(request)).hexdigest()
-    reply = await tenant.node.once(
-        tenant.operation(key), asked, tenant.identity.owner, partial(_act, handle, body)
-    )
+    act = partial(_act, route, handle, body)
+    reply = await tenant.node.once(tenant.operation(key), asked, tenant.identity.owner, act)
     if not body.taken and reply.body_sha256 not in {None, await body.rest()}:
         raise mismatch(key)
     later = failures.retry_after(reply.status)
@@ -74,7 +95,7 @@ def _target(request: Request) -> bytes:
     return raw + b"?" + bytes(request.scope["query_string"])
 
 
-async def _act(handle: Handler, body: _Body) -> Reply:
+async def _act(route: Once, handle: Handler, body: _Body) -> Reply:
     final = True
     try:
         answer = await handle(body.request())
@@ -82,9 +103,9 @@ async def _act(handle: Handler, body: _Body) -> Reply:
         answer = await failures.answer_to(body.asked, error)
         final = not may_run_again(error)
     except ClientDisconnect:
-        if body.asked.method != "PUT":
+        if route.by_pieces or body.sha256 is not None:
             raise
-        return Reply(499, None, b"", final=False)  # nobody reads it; a PUT can be sent again
+        return Reply(499, None, b"", final=False)  # nobody reads it, and nothing was done
     return Reply(answer.status_code, answer.media_type, bytes(answer.body), body.sha256, final)
 
 

@@ -28,8 +28,8 @@ that is no UTF-8 is a lone surrogate (`\\udc80` to `\\udcff`), in a URL it is pe
 waits takes `wait_s`, at most 60; whoever wants to wait longer asks again.
 
 What has effects is done once for each operation id, and a replay gives the first answer: commands
-and sessions have it in the body (`operation_id`), creates and changes in `Idempotency-Key`. What is
-the same however often it is asked for (leases, policies, deletes of sandboxes) has none.
+and sessions have it in the body (`operation_id`), everything else in `Idempotency-Key`. To cancel a
+command and to drain its pipes are the same however often they are asked for, and take none.
 """
 
 

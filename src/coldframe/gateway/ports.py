@@ -24,10 +24,12 @@ from coldframe.gateway.context import (
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import PortUrlIssued, PortUrlRequest
+from coldframe.gateway.once import Once
 from coldframe.gateway.tickets import PREFIX, Ticket
 from coldframe.protocol.errors import ColdframeError
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/ports", tags=["ports"])
+_changes = APIRouter(prefix=router.prefix, tags=router.tags, route_class=Once)
 
 Port = Annotated[int, Path(ge=1, le=65535)]
 _PIECE = 1 << 16
@@ -43,7 +45,7 @@ async def listening(request: Request, sandbox_id: str) -> list[int]:
     return list(await tenant.node.listening_ports(tenant.sandbox(sandbox_id)))
 
 
-@router.post(
+@_changes.post(
     "/{port}/url",
     status_code=201,
     response_model=PortUrlIssued,
@@ -166,3 +168,6 @@ async def _hear(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
                 await writer.drain()
             elif writer.can_write_eof():
                 writer.write_eof()
+
+
+router.routes.extend(_changes.routes)

@@ -24,7 +24,7 @@ from coldframe.gateway.context import (
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Lease, SandboxPage
-from coldframe.gateway.once import Once
+from coldframe.gateway.once import Once, OnceOwned
 from coldframe.gateway.presence import PresenceName, presence_of
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.models import (
@@ -43,6 +43,7 @@ from coldframe.protocol.network import EgressEvents, NetworkPolicy
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 _changes = APIRouter(prefix=router.prefix, tags=router.tags, route_class=Once)
+_owned = APIRouter(prefix=router.prefix, tags=router.tags, route_class=OnceOwned)
 
 
 @router.post("", status_code=201, response_model=SandboxInfo, openapi_extra=documented(SandboxSpec))
@@ -130,7 +131,7 @@ async def get(
     return json_answer(tenant.outward(info))
 
 
-@router.delete("/{sandbox_id}", response_model=SandboxInfo)
+@_owned.delete("/{sandbox_id}", response_model=SandboxInfo)
 async def delete(
     request: Request, sandbox_id: str, expected_version: ExpectedVersion = None
 ) -> Response:
@@ -140,7 +141,7 @@ async def delete(
     return json_answer(tenant.outward(info))
 
 
-@router.put("/{sandbox_id}/lease", response_model=SandboxInfo, openapi_extra=documented(Lease))
+@_owned.put("/{sandbox_id}/lease", response_model=SandboxInfo, openapi_extra=documented(Lease))
 async def renew(
     request: Request, sandbox_id: str, expected_version: ExpectedVersion = None
 ) -> Response:
@@ -153,7 +154,7 @@ async def renew(
     return json_answer(tenant.outward(info))
 
 
-@router.put(
+@_owned.put(
     "/{sandbox_id}/network", response_model=SandboxInfo, openapi_extra=documented(NetworkPolicy)
 )
 async def set_network(
@@ -188,7 +189,7 @@ async def egress(
     return json_answer(events)
 
 
-@router.put(
+@_owned.put(
     "/{sandbox_id}/disk",
     status_code=204,
     response_model=None,
@@ -201,7 +202,7 @@ async def extend_disk(request: Request, sandbox_id: str) -> Response:
     return Response(status_code=204)
 
 
-@router.put(
+@_changes.put(
     "/{sandbox_id}/guard",
     status_code=204,
     response_model=None,
@@ -216,14 +217,14 @@ async def guard(request: Request, sandbox_id: str) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/{sandbox_id}/guard/report", response_model=GuardReport)
+@_changes.post("/{sandbox_id}/guard/report", response_model=GuardReport)
 async def guard_report(request: Request, sandbox_id: str) -> Response:
     """End all writing in the guarded directory, and tell what is in it."""
     tenant = enter(request, Scope.EXEC)
     return json_answer(await tenant.node.guard_report(tenant.sandbox(sandbox_id)))
 
 
-@router.delete("/{sandbox_id}/guard", status_code=204, response_model=None)
+@_changes.delete("/{sandbox_id}/guard", status_code=204, response_model=None)
 async def unguard(request: Request, sandbox_id: str) -> Response:
     """Take the guarded directory away."""
     tenant = enter(request, Scope.EXEC)
@@ -277,4 +278,4 @@ async def kill_processes(
     return json_list(tenant.processes(killed))
 
 
-router.routes.extend(_changes.routes)
+router.routes.extend([*_changes.routes, *_owned.routes])

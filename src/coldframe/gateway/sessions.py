@@ -21,10 +21,12 @@ from coldframe.gateway.execs import running
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.large import result_answer
 from coldframe.gateway.models import ExecStarted
+from coldframe.gateway.once import Once
 from coldframe.protocol.ids import OPERATION_PATTERN
 from coldframe.protocol.models import SessionExecRequest, SessionInfo, SessionRequest, SessionResult
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
+_changes = APIRouter(prefix=router.prefix, tags=router.tags, route_class=Once)
 
 SessionId = Annotated[
     str,
@@ -101,7 +103,7 @@ async def run(
     return result_answer(service_of(request), tenant, told.result, tenant.session_result(told))
 
 
-@router.delete("/sessions/{session_id}", response_model=SessionInfo)
+@_changes.delete("/sessions/{session_id}", response_model=SessionInfo)
 async def close(
     request: Request,
     session_id: SessionId,
@@ -113,3 +115,6 @@ async def close(
     tenant = enter(request, Scope.EXEC)
     ended = await tenant.node.sessions().close(tenant.operation(session_id), kill=kill)
     return json_answer(tenant.session(ended))
+
+
+router.routes.extend(_changes.routes)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coldframe.host.outcome import Outcome
 from coldframe.protocol.errors import Execution, ServiceUnreachableError, StorageFullError
@@ -46,6 +46,22 @@ class Reply:
     """Whether it is the answer for ever; else nothing was done, and the id may be used again."""
 
 
+@dataclass(frozen=True)
+class Returned:
+    """What a caller in this process was given; no other process is told."""
+
+    value: Any = None
+    error: BaseException | None = None
+    body_sha256: str | None = None
+    """Of the content that came with it; None: not all of it was read."""
+    final: bool = True
+    """As of `Reply`."""
+    content = b""
+
+
+R = TypeVar("R", Reply, Returned)
+
+
 @dataclass(eq=False)
 class EffectOperation:
     """One change: being made, or answered."""
@@ -54,7 +70,8 @@ class EffectOperation:
     asked: str
     """What tells it from others, but for the body."""
     owner: str | None
-    ended: Outcome[Reply]
+    ended: Outcome[Any]
+    """A `Reply` or `Returned`, as was asked."""
     ended_unix: float | None = None
     """When it ended, if that was in another process; Unix seconds."""
     ended_at: float = 0.0
@@ -74,22 +91,28 @@ class Effects:
             self._rewrite(path)
 
     async def once(
-        self, operation_id: str, asked: str, owner: str | None, act: Callable[[], Awaitable[Reply]]
-    ) -> Reply:
-        """Return the first answer to this id, which `act` gives.
+        self,
+        operation_id: str,
+        asked: str,
+        owner: str | None,
+        act: Callable[[], Awaitable[R]],
+        lost: R,
+    ) -> R:
+        """Return the first answer to this id, which `act` gives; `lost` if it does not.
 
         Raises:
             OperationMismatchError: the id stands for something else.
             OperationExpiredError: the id is older than answers are kept.
             StorageFullError: no space is left for the journal; nothing was done.
         """
-        known = self._operations.find_effect(operation_id, asked)
-        if known is not None:
-            return await known.ended
+        while (known := self._operations.find_effect(operation_id, asked)) is not None:
+            reply: R = await known.ended
+            if reply.final:
+                return reply
         operation = EffectOperation(operation_id, asked, owner, Outcome())
         self._note({"id": operation_id, "asked": asked, "owner": owner, "at": time.time()})
         self._operations.add(operation)
-        reply = _lost()
+        reply = lost
         try:
             reply = await act()
         finally:
@@ -102,10 +125,10 @@ class Effects:
         if fd is not None:
             os.close(fd)
 
-    def _end(self, operation: EffectOperation, reply: Reply) -> None:
+    def _end(self, operation: EffectOperation, reply: Reply | Returned) -> None:
         operation.ended.set_result(reply)
         if not reply.final:
-            self._operations.drop(operation)
+            self._operations.drop(operation)  # before any that wait go on, and try themselves
         else:
             operation.size += len(reply.content)
             self._operations.end(operation)
@@ -150,7 +173,7 @@ class Effects:
             if self._operations.is_over(operation.id):
                 continue
             if not operation.ended.done():
-                operation.ended.set_result(_lost())
+                operation.ended.set_result(lost_reply())
             self._operations.add(operation)
             self._operations.end(operation)
 
@@ -181,6 +204,8 @@ def _ended(operation: EffectOperation) -> dict[str, Any]:
     at = operation.ended_unix or time.time()
     if not reply.final:
         return {"id": operation.id, "status": None, "at": at}
+    if isinstance(reply, Returned):
+        reply = lost_reply()
     return {
         "id": operation.id,
         "status": reply.status,
@@ -191,12 +216,17 @@ def _ended(operation: EffectOperation) -> dict[str, Any]:
     }
 
 
-def _lost() -> Reply:
-    told = ServiceUnreachableError(
+def lost() -> ServiceUnreachableError:
+    """Return what is known of a change that was begun and has no answer."""
+    return ServiceUnreachableError(
         "the service or this request ended while it was being done; whether it was is not known",
         execution=Execution.UNKNOWN,
     )
-    return Reply(503, "application/json", json.dumps(error_body(told)).encode())
+
+
+def lost_reply() -> Reply:
+    """Return `lost` as an answer."""
+    return Reply(503, "application/json", json.dumps(error_body(lost())).encode())
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

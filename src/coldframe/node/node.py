@@ -21,7 +21,7 @@ from coldframe.host.outcome import Outcome
 from coldframe.images.base import BuildStep, Image, StepResult
 from coldframe.node import fingerprints, machine, unclosed
 from coldframe.node.assembly import ImageResolver
-from coldframe.node.effects import Reply
+from coldframe.node.effects import Reply, lost_reply
 from coldframe.node.files import GuardedFiles
 from coldframe.node.life import Sandbox
 from coldframe.node.presences import Presence, Presences
@@ -29,6 +29,7 @@ from coldframe.node.quotas import in_use
 from coldframe.node.sandboxes import CloseReport, Load
 from coldframe.node.sessions import Sessions
 from coldframe.node.settings import NodeSettings
+from coldframe.node.under import Under
 from coldframe.node.works import Works, open_works
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -62,6 +63,7 @@ from coldframe.protocol.models import (
     Stream,
 )
 from coldframe.protocol.network import EgressEvents, NetworkPolicy
+from coldframe.protocol.patching import Patched, apply_patch
 from coldframe.protocol.resources import NodeResources
 from coldframe.runtimes.base import FileAccess, Runtime
 
@@ -330,7 +332,15 @@ class Node:
         self, operation_id: str, asked: str, owner: str | None, act: Callable[[], Awaitable[Reply]]
     ) -> Reply:
         """Return the first answer to a change of this id. Raises as `Effects.once`."""
-        return await self._works.effects.once(operation_id, asked, owner, act)
+        effects = self._works.effects
+        return await effects.once(operation_id, asked, owner, act, lost_reply())
+
+    def under(self, operation_id: str) -> Any:
+        """Return an `Under`: what makes changes for a caller in this process, once under an id.
+
+        Asked for again it gives the first answer, error or not; `Effects.once` says what else.
+        """
+        return Under(self, self._works.effects, operation_id)
 
     async def write_stdin(self, operation_id: str, data: bytes) -> None:
         """Write to a command's stdin. Raises as `RunningExec.write_stdin`."""
@@ -378,6 +388,18 @@ class Node:
     def files(self, id_or_name: str) -> FileAccess:
         """Return the sandbox's files; every call on them checks the sandbox's state."""
         return GuardedFiles(self._find(id_or_name))
+
+    async def apply_patch(
+        self,
+        id_or_name: str,
+        patch: str | bytes,
+        base_sha256: Mapping[str, str] | None,
+        *,
+        root: str,
+        strip: int,
+    ) -> Patched:
+        """Apply a patch to the sandbox's files, all of it or nothing. Raises as `apply_patch`."""
+        return await apply_patch(self.files(id_or_name), patch, base_sha256, root=root, strip=strip)
 
     async def connect(
         self, id_or_name: str, port: int

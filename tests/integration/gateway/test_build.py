@@ -12,7 +12,9 @@ import pytest
 from coldframe import CapabilityError, ImageError, InvalidRequestError, SandboxClient
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
-from coldframe.protocol.errors import DockerfileError
+from coldframe.protocol.errors import DockerfileError, OperationMismatchError
+from coldframe.protocol.ids import new_operation_id
+from tests.fixtures.faults import POINTS, Fault, faulty
 from tests.fixtures.service import Service
 from tests.integration.gateway.conftest import http
 
@@ -55,6 +57,45 @@ def test_build_by_a_service_gives_the_image_that_a_build_here_gives(
         image_store.remove(NAME)
     assert there == here
     assert shown == "ran\ngiven\na\ntool\n"
+
+
+@pytest.mark.parametrize("where", ["service", "here"])
+def test_build_under_an_id_is_made_once(
+    request: pytest.FixtureRequest,
+    where: str,
+    busybox_image: Image,
+    image_store: ImageStore,
+    tmp_path: Path,
+) -> None:
+    """A replay must not put back what was removed, or build what has changed meanwhile."""
+    fixture = "builder" if where == "service" else "native_client"
+    client: SandboxClient = request.getfixturevalue(fixture)
+    (tmp_path / "Dockerfile").write_text(f"FROM {busybox_image.name}\nENV A=1\n")
+    named, name = new_operation_id(), "test-service-build:once"
+    first = client.build_image(name, tmp_path, operation_id=named)
+    image_store.remove(name)
+
+    assert client.build_image(name, tmp_path, operation_id=named) == first
+    assert name not in {one.name for one in client.list_images()}
+    with pytest.raises(OperationMismatchError):
+        client.build_image(f"{name}-other", tmp_path, operation_id=named)
+
+
+async def test_context_whose_connection_breaks_is_sent_again(
+    native_service: Service, busybox_image: Image, image_store: ImageStore, tmp_path: Path
+) -> None:
+    """It is there to be read again, and a build is the most expensive thing to lose."""
+    name = "test-service-build:lost"
+    (tmp_path / "Dockerfile").write_text(f"FROM {busybox_image.name}\nCOPY large /\n")
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    try:
+        for point in POINTS:
+            async with faulty(native_service) as (proxy, client):
+                proxy.fault = Fault(b"POST /v1/images", point)
+                assert await client.build_image(name, tmp_path)
+                assert proxy.fault.cuts == 1
+    finally:
+        image_store.remove(name)
 
 
 def test_bad_line_and_missing_context_are_named(

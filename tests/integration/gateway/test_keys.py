@@ -144,6 +144,36 @@ def test_key_is_not_in_the_store(keyed_service: Service, make_key: MakeKey) -> N
     assert (keyed_service.home / "gateway.sqlite").stat().st_mode & 0o077 == 0
 
 
+def test_first_answer_is_given_to_nobody_who_may_not_ask(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """A replay that does nothing still tells what was done."""
+    may = {
+        "exec": make_key("amber", "exec", "read", "create"),
+        "read": make_key("amber", "read"),
+        "another": make_key("birch", "exec", "read", "create"),
+    }
+    with http(keyed_service.tcp, may["exec"]) as caller:
+        made = caller.post("/v1/sandboxes", json={"image": "any"}).json()["id"]
+        for method, below, scope in (
+            ("DELETE", f"{made}/processes", "exec"),
+            ("PUT", f"{made}/lease", "create"),
+            ("DELETE", made, "create"),
+        ):
+            asked = {"json": {"ttl_s": 60}} if below.endswith("lease") else {}
+            key = {"Idempotency-Key": f"first-{below[-5:]}"}
+            told = caller.request(method, f"/v1/sandboxes/{below}", headers=key, **asked)
+            assert told.status_code == 200, told.text
+            for name, status in (("exec", 200), ("read", 403), ("another", 404)):
+                with http(keyed_service.tcp, may[name]) as other:
+                    answer = other.request(method, f"/v1/sandboxes/{below}", headers=key, **asked)
+                assert answer.status_code == status, (below, name, answer.text)
+                assert (answer.json() == told.json()) is (status == 200)
+            with http(keyed_service.tcp, make_key("amber", *{"exec", "create"} - {scope})) as less:
+                answer = less.request(method, f"/v1/sandboxes/{below}", headers=key, **asked)
+            assert answer.status_code == 403, answer.text
+
+
 @pytest.mark.root
 def test_full_disk_is_said_and_does_not_kill_who_opens_the_keys(tmp_path: Path) -> None:
     """SQLite maps a file: where its blocks are smaller than a page, a full disk is SIGBUS."""

@@ -9,15 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 
 from coldframe import AsyncSandboxClient, ColdframeError, Execution, SandboxClient
+from coldframe.client._content import AsyncContent, Content
 from coldframe.protocol.errors import ServiceUnreachableError
-from tests.fixtures.faults import EXECUTED, POINTS, Fault, faulty
+from tests.fixtures.faults import EXECUTED, POINTS, Fault, faulty, faulty_in_thread
 from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import wait_until
 
@@ -154,23 +158,97 @@ async def test_stdin_whose_connection_breaks_is_written_once_or_said_to_be_perha
         assert (len(written) < len(data)) is (point == "in body")
 
 
+def _in_file(content: bytes, directory: Path) -> BinaryIO:
+    path = directory / "content"
+    path.write_bytes(b"before" + content)
+    file = path.open("rb")
+    file.seek(len(b"before"))
+    return file
+
+
+LARGE = b"0123456789abcdef" * 300_000
+_PIECES = [LARGE[at : at + (1 << 20)] for at in range(0, len(LARGE), 1 << 20)]
+SOURCES: dict[str, Callable[[Path], AsyncContent]] = {
+    "bytes": lambda _: LARGE,
+    "file": lambda directory: _in_file(LARGE, directory),
+    "pieces": lambda _: _PIECES,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("point", POINTS)
-async def test_file_whose_connection_breaks_is_whole_or_as_it_was(
+async def test_large_content_whose_connection_breaks_is_sent_again_and_written_once(
+    service: Service, point: str, source: str, tmp_path: Path
+) -> None:
+    """Whatever its source, if it can be read again: from where it began, and not from its file's
+    first byte."""
+    async with faulty(service) as (proxy, client):
+        sandbox = await client.create_sandbox("any")
+        proxy.fault = Fault(b"PUT ", point)
+
+        assert await sandbox.files.write("/d/f", SOURCES[source](tmp_path)) == len(LARGE)
+
+        assert proxy.fault.cuts == 1
+        assert await sandbox.files.read("/d/f") == LARGE
+        assert [one.name for one in await sandbox.files.list("/d")] == [b"f"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_large_content_of_a_synchronous_caller_is_sent_again(
+    service: Service, source: str, tmp_path: Path
+) -> None:
+    """Its source is read in the thread of the caller."""
+    with faulty_in_thread(service) as (proxy, url), SandboxClient(url=url) as client:
+        sandbox = client.create_sandbox("any")
+        proxy.fault = Fault(b"PUT ", "in body")
+        content = cast(Content, SOURCES[source](tmp_path))
+
+        assert sandbox.files.write("/f", content) == len(LARGE)
+
+        assert proxy.fault.cuts == 1
+        assert sandbox.files.read("/f") == LARGE
+
+
+@pytest.mark.parametrize("what", ["upload", "upload_tree", "tar_up"])
+async def test_tree_or_file_whose_connection_breaks_is_sent_again(
+    service: Service, what: str, tmp_path: Path
+) -> None:
+    """What is there to be read again has no end that is not known."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "f").write_bytes(LARGE)
+    async with faulty(service) as (proxy, client):
+        files = (await client.create_sandbox("any")).files
+        proxy.fault = Fault(b"PUT ", "in body")
+
+        if what == "upload":
+            await files.upload(tmp_path / "tree" / "f", "/d/f")
+        elif what == "upload_tree":
+            await files.upload_tree(tmp_path / "tree", "/d")
+        else:
+            with tarfile.open(tmp_path / "tar", "w") as tar:
+                tar.add(tmp_path / "tree" / "f", "f")
+            await files.tar_up("/d", (tmp_path / "tar").open("rb"))
+
+        assert proxy.fault.cuts == 1
+        assert await files.read("/d/f") == LARGE
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_content_that_cannot_be_read_again_is_whole_or_as_it_was(
     service: Service, point: str, socket_path: Path | None
 ) -> None:
     """And the error says that it may be either."""
     async with faulty(service, socket_path) as (proxy, client):
         sandbox = await client.create_sandbox("any")
         await sandbox.files.write("/d/f", "before")
-        content = b"x" * 5_000_000
         proxy.fault = Fault(b"PUT ", point)
 
         with pytest.raises(ServiceUnreachableError) as raised:
-            await sandbox.files.write("/d/f", content)
+            await sandbox.files.write("/d/f", iter(_PIECES))
 
         assert raised.value.execution is Execution.UNKNOWN
         assert proxy.fault.cuts == 1
-        wanted = content if point in EXECUTED else b"before"
+        wanted = LARGE if point in EXECUTED else b"before"
         assert await sandbox.files.read("/d/f") == wanted
         assert [one.name for one in await sandbox.files.list("/d")] == [b"f"]
 

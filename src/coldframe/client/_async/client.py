@@ -157,13 +157,16 @@ class AsyncSandboxClient:
         infos = await self._runner.run(self._core.list(labels))
         return tuple(AsyncSandbox(self._core, self._runner, info) for info in infos)
 
-    async def delete_sandbox(self, id_or_name: str) -> None:
+    async def delete_sandbox(self, id_or_name: str, *, operation_id: str | None = None) -> None:
         """End a sandbox; nothing of it is left when this returns. One that ended is fine.
 
+        Args:
+            id_or_name: a name is that of a live one.
+            operation_id: the same id again ends no other that has the name by then.
         Raises:
             SandboxNotFoundError: none has, or is remembered to have had, this id or name.
         """
-        await self._runner.run(self._core.delete(id_or_name))
+        await self._runner.run(self._core.delete(id_or_name, operation_id))
 
     async def list_images(self) -> tuple[ImageInfo, ...]:
         """Return the named images of the node's store; none if it has no store."""
@@ -180,6 +183,7 @@ class AsyncSandboxClient:
         network: NetworkLike = "presets",
         deadline_s: float = 600.0,
         cached: bool = True,
+        operation_id: str | None = None,
     ) -> str:
         """Build a Dockerfile into the node's store and return the image's digest.
 
@@ -194,6 +198,7 @@ class AsyncSandboxClient:
             network: what RUN may reach; by default the node's own package indexes, None: nothing.
             deadline_s: of each RUN step.
             cached: whether steps that were done before are taken from the store.
+            operation_id: the same id again gives the first answer and builds nothing.
         Raises:
             DockerfileError: a line is refused; begins with file:line.
             BuildStepError: a RUN failed; begins with file:line.
@@ -212,6 +217,7 @@ class AsyncSandboxClient:
                 network=network_policy(network),
                 deadline_s=deadline_s,
                 cached=cached,
+                operation_id=operation_id,
             )
         )
 

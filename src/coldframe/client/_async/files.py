@@ -26,6 +26,10 @@ class AsyncFiles:
 
     Everything raises PathNotFoundError, PathRefusedError (devices, FIFOs, sockets, /proc and
     the like), PathExistsError, StorageFullError, SandboxGoneError, SandboxStateError, FileError.
+
+    What changes something takes an `operation_id`: the same id again gives the first answer and
+    changes nothing. It raises OperationMismatchError (the id stands for something else, or for
+    other content), OperationExpiredError.
     """
 
     def __init__(self, core: SandboxCore, runner: AsyncRunner) -> None:
@@ -69,6 +73,7 @@ class AsyncFiles:
         mode: int = 0o644,
         owner: Owner = None,
         parents: bool = True,
+        operation_id: str | None = None,
     ) -> int:
         """Write a file atomically and return its size; content is streamed.
 
@@ -80,7 +85,15 @@ class AsyncFiles:
             parents: make missing directories.
         """
         return await self._runner.run_with(
-            partial(transfer.write, self._core, path, mode=mode, owner=owner, parents=parents),
+            partial(
+                transfer.write,
+                self._core,
+                path,
+                mode=mode,
+                owner=owner,
+                parents=parents,
+                operation_id=operation_id,
+            ),
             content,
         )
 
@@ -96,10 +109,19 @@ class AsyncFiles:
         mode: int | None = None,
         owner: Owner = None,
         parents: bool = True,
+        operation_id: str | None = None,
     ) -> int:
         """Copy a local file into the sandbox; return its size. Mode None: the local file's."""
         return await self._runner.run(
-            transfer.upload(self._core, Path(local), path, mode=mode, owner=owner, parents=parents)
+            transfer.upload(
+                self._core,
+                Path(local),
+                path,
+                mode=mode,
+                owner=owner,
+                parents=parents,
+                operation_id=operation_id,
+            )
         )
 
     # --- names ------------------------------------------------------------------------
@@ -124,29 +146,42 @@ class AsyncFiles:
         owner: Owner = None,
         parents: bool = True,
         exist_ok: bool = True,
+        operation_id: str | None = None,
     ) -> None:
         """Make a directory."""
         await self._runner.run(
             transfer.mkdir(
-                self._core, path, mode=mode, owner=owner, parents=parents, exist_ok=exist_ok
+                self._core,
+                path,
+                mode=mode,
+                owner=owner,
+                parents=parents,
+                exist_ok=exist_ok,
+                operation_id=operation_id,
             )
         )
 
-    async def move(self, source: str | bytes, target: str | bytes) -> None:
+    async def move(
+        self, source: str | bytes, target: str | bytes, *, operation_id: str | None = None
+    ) -> None:
         """Rename; an existing file at the target is replaced."""
-        await self._runner.run(transfer.move(self._core, source, target))
+        await self._runner.run(transfer.move(self._core, source, target, operation_id))
 
-    async def remove(self, path: str | bytes, *, recursive: bool = False) -> None:
+    async def remove(
+        self, path: str | bytes, *, recursive: bool = False, operation_id: str | None = None
+    ) -> None:
         """Remove a file or an empty directory, or with `recursive` whatever is there."""
-        await self._runner.run(transfer.remove(self._core, path, recursive))
+        await self._runner.run(transfer.remove(self._core, path, recursive, operation_id))
 
-    async def chmod(self, path: str | bytes, mode: int) -> None:
+    async def chmod(self, path: str | bytes, mode: int, *, operation_id: str | None = None) -> None:
         """Set permission bits."""
-        await self._runner.run(transfer.chmod(self._core, path, mode))
+        await self._runner.run(transfer.chmod(self._core, path, mode, operation_id))
 
-    async def chown(self, path: str | bytes, uid: int, gid: int) -> None:
+    async def chown(
+        self, path: str | bytes, uid: int, gid: int, *, operation_id: str | None = None
+    ) -> None:
         """Set owner and group, as ids in the sandbox."""
-        await self._runner.run(transfer.chown(self._core, path, uid, gid))
+        await self._runner.run(transfer.chown(self._core, path, uid, gid, operation_id))
 
     # --- trees ------------------------------------------------------------------------
 
@@ -157,7 +192,14 @@ class AsyncFiles:
         """
         return self._runner.iterate(transfer.tar_down(self._core, path))
 
-    async def tar_up(self, path: str | bytes, content: AsyncContent, *, owner: Owner = None) -> int:
+    async def tar_up(
+        self,
+        path: str | bytes,
+        content: AsyncContent,
+        *,
+        owner: Owner = None,
+        operation_id: str | None = None,
+    ) -> int:
         """Unpack an uncompressed tar below `path`; return the number of members.
 
         Args:
@@ -166,7 +208,8 @@ class AsyncFiles:
             owner: of all members; None: the ids that the archive says.
         """
         return await self._runner.run_with(
-            partial(transfer.tar_up, self._core, path, owner=owner), content
+            partial(transfer.tar_up, self._core, path, owner=owner, operation_id=operation_id),
+            content,
         )
 
     async def download_tree(
@@ -199,7 +242,8 @@ class AsyncFiles:
         """Copy a local directory's content below `path`; return the number of members.
 
         Owner None: that of the directory `path`, which is made for the sandbox's default user
-        if it is missing. Local links are copied as links,
-        and holes stay holes.
+        if it is missing. Local links are copied as links, and holes stay holes. It is several
+        changes, each of which is made once however often its connection is lost; for one under an
+        id of your own take `tar_up`.
         """
         return await self._runner.run(transfer.upload_tree(self._core, Path(local), path, owner))

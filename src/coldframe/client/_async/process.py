@@ -25,6 +25,9 @@ class AsyncProcess:
     Nothing ends it but itself, a signal, its deadline or its sandbox's end; a handle may be
     dropped and had again with `attach`.
 
+    What changes something takes an `operation_id` of its own: the same id again gives the first
+    answer and changes nothing; it stands for nothing else (OperationMismatchError).
+
     Everything raises OperationNotFoundError and OperationExpiredError (its result is kept no
     longer); besides, what the client raises.
     """
@@ -73,22 +76,27 @@ class AsyncProcess:
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self.output()
 
-    async def write_stdin(self, data: bytes | str) -> None:
+    async def write_stdin(self, data: bytes | str, *, operation_id: str | None = None) -> None:
         """Write all of `data`, waiting while the pipe is full.
 
         Raises:
             InvalidRequestError: stdin was not asked to be open.
             BrokenPipeError: nobody reads.
         """
-        await self._runner.run(
-            self._core.write_stdin(self.operation_id, encoded(data, "what is written to stdin"))
-        )
+        content = encoded(data, "what is written to stdin")
+        await self._runner.run(self._core.write_stdin(self.operation_id, content, operation_id))
 
-    async def close_stdin(self) -> None:
+    async def close_stdin(self, *, operation_id: str | None = None) -> None:
         """Give it end of file. Twice is fine."""
-        await self._runner.run(self._core.close_stdin(self.operation_id))
+        await self._runner.run(self._core.close_stdin(self.operation_id, operation_id))
 
-    async def signal(self, signal: int | str, scope: SignalScope | str = SignalScope.GROUP) -> int:
+    async def signal(
+        self,
+        signal: int | str,
+        scope: SignalScope | str = SignalScope.GROUP,
+        *,
+        operation_id: str | None = None,
+    ) -> int:
         """Send a signal by number or name; return how many processes it reached.
 
         Args:
@@ -99,15 +107,16 @@ class AsyncProcess:
         """
         number = signal_number(signal)
         where = signal_scope(scope)
-        return await self._runner.run(self._core.signal(self.operation_id, number, where))
+        sending = self._core.signal(self.operation_id, number, where, operation_id)
+        return await self._runner.run(sending)
 
     async def kill(self) -> ExecResult:
         """Kill it and everything that it started; return how it ended."""
         return await self._runner.run(self._core.kill(self.operation_id))
 
-    async def resize(self, rows: int, cols: int) -> None:
+    async def resize(self, rows: int, cols: int, *, operation_id: str | None = None) -> None:
         """Set the size of its terminal. Raises InvalidRequestError: it has none."""
-        await self._runner.run(self._core.resize(self.operation_id, rows, cols))
+        await self._runner.run(self._core.resize(self.operation_id, rows, cols, operation_id))
 
     async def forget(self) -> None:
         """Let the node drop its kept output. What it left running goes on."""

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 class AsyncSandbox:
     """One sandbox. Leaving its `with` block deletes it.
 
+    What changes something takes an id: the same again gives the first answer and changes nothing;
+    it stands for nothing else (OperationMismatchError), and is refused once its answer is kept no
+    longer (OperationExpiredError). What ends in the same state however often it is asked for
+    (`delete`, `unguard`) takes none.
+
     Everything raises SandboxNotFoundError (its record is kept no longer), what takes an operation
     also SandboxStateError and SandboxGoneError (it has ended); besides, what the client raises.
     """
@@ -74,13 +79,13 @@ class AsyncSandbox:
         self._info = await self._runner.run(self._client.get(self.id))
         return self._info
 
-    async def renew(self, ttl_s: float | None) -> SandboxInfo:
+    async def renew(self, ttl_s: float | None, *, operation_id: str | None = None) -> SandboxInfo:
         """Let the lease end so many seconds from now; None: never.
 
         Raises:
             InvalidRequestError: `ttl_s` is not above 0 and at most ten years.
         """
-        self._info = await self._runner.run(self._core.renew(ttl_s))
+        self._info = await self._runner.run(self._core.renew(ttl_s, operation_id))
         return self._info
 
     def keep(self) -> None:
@@ -214,6 +219,7 @@ class AsyncSandbox:
         *,
         root: str | None = None,
         strip: int = 1,
+        operation_id: str | None = None,
     ) -> Patched:
         """Apply a unified diff, all of it or nothing. Needs no program in the image.
 
@@ -227,6 +233,8 @@ class AsyncSandbox:
                 refuses the patch.
             root: the directory that the patch's paths are in; None: the sandbox's workdir.
             strip: how many leading parts of the paths to leave out, as `patch -p`.
+            operation_id: see the class. A service then takes patches of 4 MiB, to files of 16 MiB
+                together (TooLargeError).
         Raises:
             StaleBaseError: a file is not what `base_sha256` says, or changed meanwhile.
             PatchError: it is malformed or does not fit; the message names file, hunk and line.
@@ -234,7 +242,9 @@ class AsyncSandbox:
         """
         where = root or self._info.workdir
         return await self._runner.run(
-            self._core.apply_patch(patch, base_sha256, root=where, strip=strip)
+            self._core.apply_patch(
+                patch, base_sha256, root=where, strip=strip, operation_id=operation_id
+            )
         )
 
     async def fingerprint(self) -> Fingerprint:
@@ -275,15 +285,22 @@ class AsyncSandbox:
         """All processes but pid 1, each with the operation that started it where known."""
         return await self._runner.run(self._core.processes())
 
-    async def kill_processes(self, operation_id: str | None = None) -> tuple[ProcessInfo, ...]:
-        """Kill all of one command, or everything but pid 1; return what is dead now."""
-        return await self._runner.run(self._core.kill_processes(operation_id))
+    async def kill_processes(
+        self, operation_id: str | None = None, *, idempotency_key: str | None = None
+    ) -> tuple[ProcessInfo, ...]:
+        """Kill all of one command, or everything but pid 1; return what is dead now.
+
+        `operation_id` is the command's; `idempotency_key` is what elsewhere is called so.
+        """
+        return await self._runner.run(self._core.kill_processes(operation_id, idempotency_key))
 
     async def listening_ports(self) -> tuple[int, ...]:
         """TCP ports that something in the sandbox listens on."""
         return await self._runner.run(self._core.listening_ports())
 
-    async def port_url(self, port: int, *, ttl_s: float = 3600.0) -> PortUrl:
+    async def port_url(
+        self, port: int, *, ttl_s: float = 3600.0, operation_id: str | None = None
+    ) -> PortUrl:
         """Return a URL by which a browser reaches a port: HTTP and WebSocket, without a key.
 
         It cannot be guessed; whoever has it may use it. It leads nowhere once `ttl_s` (at most a
@@ -292,20 +309,19 @@ class AsyncSandbox:
         Raises:
             CapabilityError: the node is in this process, or its service listens on no TCP address.
         """
-        return await self._runner.run(self._core.port_url(port, ttl_s))
+        return await self._runner.run(self._core.port_url(port, ttl_s, operation_id))
 
     # --- guards -----------------------------------------------------------------------
 
-    async def extend_disk(self, extra_bytes: int) -> None:
+    async def extend_disk(self, extra_bytes: int, *, operation_id: str | None = None) -> None:
         """Let it hold so much more (at most 256 MiB) than its disk limit says, so that what has
         filled it can be judged. Without a limit nothing changes.
 
         Raises:
             InvalidRequestError: more than that.
         """
-        await self._runner.run(
-            self._core.extend_disk(checked(DiskExtension, {"extra_bytes": extra_bytes}))
-        )
+        extension = checked(DiskExtension, {"extra_bytes": extra_bytes})
+        await self._runner.run(self._core.extend_disk(extension, operation_id))
 
     async def guard(
         self,
@@ -316,6 +332,7 @@ class AsyncSandbox:
         owner: tuple[int, int] = (0, 0),
         size_bytes: int = 64 * MIB,
         trusted: Sequence[str] = (),
+        idempotency_key: str | None = None,
     ) -> None:
         """Mount an empty directory over one that is there, which one command alone may write.
 
@@ -329,6 +346,7 @@ class AsyncSandbox:
             owner: the sandbox's ids of it, which alone may enter.
             size_bytes: what it may hold.
             trusted: paths whose code may be run by what writes the named files.
+            idempotency_key: as in `kill_processes`.
         Raises:
             CapabilityError: it cannot be guarded here.
             ConflictError: one is guarded already.
@@ -342,7 +360,7 @@ class AsyncSandbox:
             "size_bytes": size_bytes,
             "trusted": tuple(trusted),
         }
-        await self._runner.run(self._core.guard(checked(GuardRequest, given)))
+        await self._runner.run(self._core.guard(checked(GuardRequest, given), idempotency_key))
 
     async def guard_report(self) -> GuardReport:
         """End all writing in the guarded directory, and tell what is in it.
@@ -359,7 +377,11 @@ class AsyncSandbox:
     # --- network ----------------------------------------------------------------------
 
     async def set_network(
-        self, network: NetworkLike, *, expected_version: int | None = None
+        self,
+        network: NetworkLike,
+        *,
+        expected_version: int | None = None,
+        operation_id: str | None = None,
     ) -> SandboxInfo:
         """Change what it may reach; connections that are no longer allowed are cut at once.
 
@@ -371,7 +393,8 @@ class AsyncSandbox:
             CapabilityError: the runtime cannot enforce it.
         """
         policy = network_policy(network)
-        self._info = await self._runner.run(self._core.set_network(policy, expected_version))
+        setting = self._core.set_network(policy, expected_version, operation_id)
+        self._info = await self._runner.run(setting)
         return self._info
 
     async def egress_events(self, cursor: int = 0, limit: int = 1000) -> EgressEvents:

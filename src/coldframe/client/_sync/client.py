@@ -156,13 +156,16 @@ class SandboxClient:
         infos = self._portal.run(self._core.list(labels))
         return tuple(Sandbox(self._core, self._portal, info) for info in infos)
 
-    def delete_sandbox(self, id_or_name: str) -> None:
+    def delete_sandbox(self, id_or_name: str, *, operation_id: str | None = None) -> None:
         """End a sandbox; nothing of it is left when this returns. One that ended is fine.
 
+        Args:
+            id_or_name: a name is that of a live one.
+            operation_id: the same id again ends no other that has the name by then.
         Raises:
             SandboxNotFoundError: none has, or is remembered to have had, this id or name.
         """
-        self._portal.run(self._core.delete(id_or_name))
+        self._portal.run(self._core.delete(id_or_name, operation_id))
 
     def list_images(self) -> tuple[ImageInfo, ...]:
         """Return the named images of the node's store; none if it has no store."""
@@ -179,6 +182,7 @@ class SandboxClient:
         network: NetworkLike = "presets",
         deadline_s: float = 600.0,
         cached: bool = True,
+        operation_id: str | None = None,
     ) -> str:
         """Build a Dockerfile into the node's store and return the image's digest.
 
@@ -193,6 +197,7 @@ class SandboxClient:
             network: what RUN may reach; by default the node's own package indexes, None: nothing.
             deadline_s: of each RUN step.
             cached: whether steps that were done before are taken from the store.
+            operation_id: the same id again gives the first answer and builds nothing.
         Raises:
             DockerfileError: a line is refused; begins with file:line.
             BuildStepError: a RUN failed; begins with file:line.
@@ -211,6 +216,7 @@ class SandboxClient:
                 network=network_policy(network),
                 deadline_s=deadline_s,
                 cached=cached,
+                operation_id=operation_id,
             )
         )
 

@@ -27,6 +27,10 @@ class Files:
 
     Everything raises PathNotFoundError, PathRefusedError (devices, FIFOs, sockets, /proc and
     the like), PathExistsError, StorageFullError, SandboxGoneError, SandboxStateError, FileError.
+
+    What changes something takes an `operation_id`: the same id again gives the first answer and
+    changes nothing. It raises OperationMismatchError (the id stands for something else, or for
+    other content), OperationExpiredError.
     """
 
     def __init__(self, core: SandboxCore, runner: Portal) -> None:
@@ -70,6 +74,7 @@ class Files:
         mode: int = 0o644,
         owner: Owner = None,
         parents: bool = True,
+        operation_id: str | None = None,
     ) -> int:
         """Write a file atomically and return its size; content is streamed.
 
@@ -81,7 +86,15 @@ class Files:
             parents: make missing directories.
         """
         return self._portal.run_with(
-            partial(transfer.write, self._core, path, mode=mode, owner=owner, parents=parents),
+            partial(
+                transfer.write,
+                self._core,
+                path,
+                mode=mode,
+                owner=owner,
+                parents=parents,
+                operation_id=operation_id,
+            ),
             content,
         )
 
@@ -97,10 +110,19 @@ class Files:
         mode: int | None = None,
         owner: Owner = None,
         parents: bool = True,
+        operation_id: str | None = None,
     ) -> int:
         """Copy a local file into the sandbox; return its size. Mode None: the local file's."""
         return self._portal.run(
-            transfer.upload(self._core, Path(local), path, mode=mode, owner=owner, parents=parents)
+            transfer.upload(
+                self._core,
+                Path(local),
+                path,
+                mode=mode,
+                owner=owner,
+                parents=parents,
+                operation_id=operation_id,
+            )
         )
 
     # --- names ------------------------------------------------------------------------
@@ -125,29 +147,42 @@ class Files:
         owner: Owner = None,
         parents: bool = True,
         exist_ok: bool = True,
+        operation_id: str | None = None,
     ) -> None:
         """Make a directory."""
         self._portal.run(
             transfer.mkdir(
-                self._core, path, mode=mode, owner=owner, parents=parents, exist_ok=exist_ok
+                self._core,
+                path,
+                mode=mode,
+                owner=owner,
+                parents=parents,
+                exist_ok=exist_ok,
+                operation_id=operation_id,
             )
         )
 
-    def move(self, source: str | bytes, target: str | bytes) -> None:
+    def move(
+        self, source: str | bytes, target: str | bytes, *, operation_id: str | None = None
+    ) -> None:
         """Rename; an existing file at the target is replaced."""
-        self._portal.run(transfer.move(self._core, source, target))
+        self._portal.run(transfer.move(self._core, source, target, operation_id))
 
-    def remove(self, path: str | bytes, *, recursive: bool = False) -> None:
+    def remove(
+        self, path: str | bytes, *, recursive: bool = False, operation_id: str | None = None
+    ) -> None:
         """Remove a file or an empty directory, or with `recursive` whatever is there."""
-        self._portal.run(transfer.remove(self._core, path, recursive))
+        self._portal.run(transfer.remove(self._core, path, recursive, operation_id))
 
-    def chmod(self, path: str | bytes, mode: int) -> None:
+    def chmod(self, path: str | bytes, mode: int, *, operation_id: str | None = None) -> None:
         """Set permission bits."""
-        self._portal.run(transfer.chmod(self._core, path, mode))
+        self._portal.run(transfer.chmod(self._core, path, mode, operation_id))
 
-    def chown(self, path: str | bytes, uid: int, gid: int) -> None:
+    def chown(
+        self, path: str | bytes, uid: int, gid: int, *, operation_id: str | None = None
+    ) -> None:
         """Set owner and group, as ids in the sandbox."""
-        self._portal.run(transfer.chown(self._core, path, uid, gid))
+        self._portal.run(transfer.chown(self._core, path, uid, gid, operation_id))
 
     # --- trees ------------------------------------------------------------------------
 
@@ -158,7 +193,14 @@ class Files:
         """
         return self._portal.iterate(transfer.tar_down(self._core, path))
 
-    def tar_up(self, path: str | bytes, content: Content, *, owner: Owner = None) -> int:
+    def tar_up(
+        self,
+        path: str | bytes,
+        content: Content,
+        *,
+        owner: Owner = None,
+        operation_id: str | None = None,
+    ) -> int:
         """Unpack an uncompressed tar below `path`; return the number of members.
 
         Args:
@@ -167,7 +209,8 @@ class Files:
             owner: of all members; None: the ids that the archive says.
         """
         return self._portal.run_with(
-            partial(transfer.tar_up, self._core, path, owner=owner), content
+            partial(transfer.tar_up, self._core, path, owner=owner, operation_id=operation_id),
+            content,
         )
 
     def download_tree(
@@ -198,7 +241,8 @@ class Files:
         """Copy a local directory's content below `path`; return the number of members.
 
         Owner None: that of the directory `path`, which is made for the sandbox's default user
-        if it is missing. Local links are copied as links,
-        and holes stay holes.
+        if it is missing. Local links are copied as links, and holes stay holes. It is several
+        changes, each of which is made once however often its connection is lost; for one under an
+        id of your own take `tar_up`.
         """
         return self._portal.run(transfer.upload_tree(self._core, Path(local), path, owner))

@@ -26,6 +26,9 @@ class Process:
     Nothing ends it but itself, a signal, its deadline or its sandbox's end; a handle may be
     dropped and had again with `attach`.
 
+    What changes something takes an `operation_id` of its own: the same id again gives the first
+    answer and changes nothing; it stands for nothing else (OperationMismatchError).
+
     Everything raises OperationNotFoundError and OperationExpiredError (its result is kept no
     longer); besides, what the client raises.
     """
@@ -72,22 +75,27 @@ class Process:
     def __iter__(self) -> Iterator[OutputChunk]:
         return self.output()
 
-    def write_stdin(self, data: bytes | str) -> None:
+    def write_stdin(self, data: bytes | str, *, operation_id: str | None = None) -> None:
         """Write all of `data`, waiting while the pipe is full.
 
         Raises:
             InvalidRequestError: stdin was not asked to be open.
             BrokenPipeError: nobody reads.
         """
-        self._portal.run(
-            self._core.write_stdin(self.operation_id, encoded(data, "what is written to stdin"))
-        )
+        content = encoded(data, "what is written to stdin")
+        self._portal.run(self._core.write_stdin(self.operation_id, content, operation_id))
 
-    def close_stdin(self) -> None:
+    def close_stdin(self, *, operation_id: str | None = None) -> None:
         """Give it end of file. Twice is fine."""
-        self._portal.run(self._core.close_stdin(self.operation_id))
+        self._portal.run(self._core.close_stdin(self.operation_id, operation_id))
 
-    def signal(self, signal: int | str, scope: SignalScope | str = SignalScope.GROUP) -> int:
+    def signal(
+        self,
+        signal: int | str,
+        scope: SignalScope | str = SignalScope.GROUP,
+        *,
+        operation_id: str | None = None,
+    ) -> int:
         """Send a signal by number or name; return how many processes it reached.
 
         Args:
@@ -98,15 +106,16 @@ class Process:
         """
         number = signal_number(signal)
         where = signal_scope(scope)
-        return self._portal.run(self._core.signal(self.operation_id, number, where))
+        sending = self._core.signal(self.operation_id, number, where, operation_id)
+        return self._portal.run(sending)
 
     def kill(self) -> ExecResult:
         """Kill it and everything that it started; return how it ended."""
         return self._portal.run(self._core.kill(self.operation_id))
 
-    def resize(self, rows: int, cols: int) -> None:
+    def resize(self, rows: int, cols: int, *, operation_id: str | None = None) -> None:
         """Set the size of its terminal. Raises InvalidRequestError: it has none."""
-        self._portal.run(self._core.resize(self.operation_id, rows, cols))
+        self._portal.run(self._core.resize(self.operation_id, rows, cols, operation_id))
 
     def forget(self) -> None:
         """Let the node drop its kept output. What it left running goes on."""
