@@ -1,9 +1,4 @@
-"""Harbor's environment interface over a Coldframe sandbox.
-
-Harbor builds one of these per trial (and per separate verifier), long before it is started. What
-this environment cannot do for a task is noted then and refused when it starts: an exception in a
-constructor would end the whole job, its healthy trials too.
-"""
+"""Harbor's environment interface over a Coldframe sandbox: its life, commands, grading, files."""
 
 from __future__ import annotations
 
@@ -11,26 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from harbor.environments.base import BaseEnvironment, ExecResult, HealthcheckError
-from harbor.environments.capabilities import (
-    EnvironmentCapabilities,
-    EnvironmentResourceCapabilities,
-)
-from harbor.environments.definition import (
-    COMPOSE_FILE_NAME,
-    require_agent_environment_definition,
-)
+from harbor.environments.base import ExecResult, HealthcheckError
 
 from coldframe.client import AsyncSandbox
 from coldframe.harnesses.scripts import shell_of
 from coldframe.integrations.harbor import declared, results, transfers
+from coldframe.integrations.harbor.abilities import AGENT_LOGS, LOGS, JudgedEnvironment
 from coldframe.integrations.harbor.failures import as_harbors
 from coldframe.integrations.harbor.grading import MAKE_RUNNABLE, RUN_TESTS, Grading
 from coldframe.integrations.harbor.life import Life
-from coldframe.integrations.harbor.nodes import NodeChoice, Place, place
+from coldframe.integrations.harbor.nodes import NodeChoice, place
 from coldframe.integrations.harbor.transfers import LeftOut, keep_all
 from coldframe.protocol.errors import (
-    CapabilityError,
     ColdframeError,
     GradingPreventedError,
     InvalidRequestError,
@@ -38,7 +25,6 @@ from coldframe.protocol.errors import (
     PathNotFoundError,
     SandboxStateError,
     ServiceUnreachableError,
-    TaskError,
     VerifierError,
 )
 from coldframe.protocol.ids import new_operation_id
@@ -49,13 +35,11 @@ from coldframe.rollouts.healthcheck import UnhealthyError, wait_healthy
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.users import user_ids
 
-AGENT_LOGS = "/logs/agent"
-LOGS = (AGENT_LOGS, "/logs/artifacts", VERIFIER_LOGS)
 WINDOW_BYTES = 16 * MIB
 """Per stream, how much of a command's output Harbor is given: head and tail."""
 
 
-class ColdframeEnvironment(BaseEnvironment):
+class ColdframeEnvironment(JudgedEnvironment):
     """One sandbox, as Harbor's trials and agents see it; docs/harbor.md."""
 
     def __init__(
@@ -75,78 +59,14 @@ class ColdframeEnvironment(BaseEnvironment):
             home: where images and state of a node in this process lie; default COLDFRAME_HOME.
             lease_s: for how long a sandbox outlives a Harbor that was killed.
         """
-        # Harbor's constructor asks for capabilities and runs every check.
         self._choice = NodeChoice(url, api_key, None if home is None else str(home))
         self._lease_s = float(lease_s)
-        self._refusals: list[str] = []
         self._life: Life | None = None
         self._made = False
         self._healthy = False
         self._running: set[str] = set()
-        self._terms = declared.Terms()
         super().__init__(*args, **kwargs)
         self._grading = Grading(self._terms)
-
-    # --- what it is and what it can ---------------------------------------------------
-
-    @staticmethod
-    def type() -> str:
-        """Harbor's name of it."""
-        return "coldframe"
-
-    @property
-    def capabilities(self) -> EnvironmentCapabilities:
-        """What is enforced. A node that cannot hold a task's policy refuses it at its start."""
-        return EnvironmentCapabilities(
-            disable_internet=True,
-            network_allowlist=True,
-            network_allowlist_hostnames=True,
-            network_allowlist_wildcard_hostnames=True,
-            network_allowlist_ipv4_addresses=True,
-            network_allowlist_ipv6_addresses=True,
-            network_allowlist_ipv4_cidrs=True,
-            network_allowlist_ipv6_cidrs=True,
-            dynamic_network_policy=True,
-        )
-
-    @classmethod
-    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Limits are limits; nothing is reserved."""
-        known = EnvironmentResourceCapabilities.model_fields
-        flags = dict.fromkeys(("cpu_limit", "memory_limit", "fractional_cpus"), True)
-        return EnvironmentResourceCapabilities(**{k: v for k, v in flags.items() if k in known})
-
-    def _validate_definition(self) -> None:
-        if (self.environment_dir / COMPOSE_FILE_NAME).exists():
-            self._refusals.append(f"{self.environment_dir / COMPOSE_FILE_NAME}: no compose files")
-            return
-        try:
-            require_agent_environment_definition(
-                self.environment_dir, docker_image=self.task_env_config.docker_image
-            )
-            self._terms = declared.read_terms(self.environment_dir)
-            for policy in (self._network_policy, *self._phase_network_policies):
-                declared.policy_of(policy)
-        except (FileNotFoundError, TaskError) as error:
-            self._refusals.append(str(error))
-        strange = [one for one in self._mount_targets() if one not in LOGS]
-        if strange:
-            self._refusals.append(f"mounts of this machine are not honoured: {', '.join(strange)}")
-
-    def _validate_gpu_support(self) -> None:
-        self._noted(super()._validate_gpu_support)
-
-    def _validate_tpu_support(self) -> None:
-        self._noted(super()._validate_tpu_support)
-
-    def _validate_windows_support(self) -> None:
-        self._noted(super()._validate_windows_support)
-
-    def _noted(self, check: Any) -> None:
-        try:
-            check()
-        except RuntimeError as error:
-            self._refusals.append(str(error))
 
     # --- its life ---------------------------------------------------------------------
 
@@ -161,11 +81,10 @@ class ColdframeEnvironment(BaseEnvironment):
             EntryPointError, HealthcheckError: it was not ready.
             CreateError and other ColdframeErrors: the platform failed.
         """
-        if self._refusals:
-            raise CapabilityError("; ".join(self._refusals))
+        self._refuse_what_was_noted()
         await self.stop(delete=True)
         node = await place(self._choice)
-        await self._require_enforceable(node)
+        await self._refuse_what_cannot_be_enforced(node.client)
         spec = self._spec(force_build)
         built = await node.images.of_spec(self.environment_name, spec, cached=not force_build)
         self._life = Life(self._lease_s, self.logger)
@@ -204,18 +123,6 @@ class ColdframeEnvironment(BaseEnvironment):
             "labels": {"harbor.task": self.environment_name, "harbor.session": self.session_id},
             **{name: value * unit for name, (value, unit) in limits.items() if value is not None},
         }
-
-    async def _require_enforceable(self, node: Place) -> None:
-        """Refuse a task with a network policy where none can be enforced."""
-        can = await node.client.capabilities()
-        if can.egress:
-            return
-        for policy in (self._network_policy, *self._phase_network_policies):
-            if not declared.policy_of(policy).empty:
-                why = can.details.get("network") or f"runtime {can.runtime!r} has none"
-                raise CapabilityError(
-                    f"network_mode = {policy.network_mode.value!r} cannot be enforced here: {why}"
-                )
 
     async def stop(self, delete: bool) -> None:
         """Delete the sandbox, within a bound; its lease ends what that leaves.
