@@ -27,6 +27,8 @@ ABSENT = "absent"
 MAX_ENTRIES = 10_000
 MAX_BYTES = 1024 * MIB
 """Of one key input; and of all tests together, as `pack` has it."""
+PROGRAM_CHANGED, USER_CHANGED = "program_changed", "user_changed"
+"""Tamper events that void nothing by themselves."""
 LISTED = 20
 """Changes of one kind that are told one by one."""
 

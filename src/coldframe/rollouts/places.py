@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coldframe.protocol.errors import FileError, PathNotFoundError, VerifierError
+from coldframe.protocol.errors import FileError, PathNotFoundError
 from coldframe.protocol.models import FileKind
-from coldframe.rollouts.users import user_ids
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -86,11 +85,8 @@ async def withdraw(sandbox: AsyncSandbox) -> None:
             await sandbox.files.remove(path, recursive=True)
 
 
-async def hand_over(sandbox: AsyncSandbox, user: str | int | None, places: Sequence[str]) -> None:
-    """Give the verifier's places to its user, by the sandbox's own names of it."""
-    ids = await user_ids(sandbox, user)
-    if ids is None:
-        raise VerifierError(f"[verifier] user {user!r} is not in the sandbox's /etc/passwd")
+async def hand_over(sandbox: AsyncSandbox, owner: tuple[int, int], places: Sequence[str]) -> None:
+    """Give the verifier's places to its user."""
     for path in places:
         if await kind_of(sandbox, path) is FileKind.DIRECTORY:
-            await sandbox.files.chown(path, *ids)
+            await sandbox.files.chown(path, *owner)

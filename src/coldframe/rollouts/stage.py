@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING
 from coldframe.harnesses import load_harness
 from coldframe.harnesses.base import Episode, Outcome, Solution
 from coldframe.harnesses.file_log import FileLog
-from coldframe.protocol.errors import Execution, VerifierDeadlineError
+from coldframe.protocol.errors import (
+    Execution,
+    GradingPreventedError,
+    RewardInvalidError,
+    RewardMissingError,
+    VerifierDeadlineError,
+)
 from coldframe.protocol.models import ProcessInfo
 from coldframe.protocol.network import NetworkPolicy
-from coldframe.rollouts import integrity
+from coldframe.rollouts import integrity, untouched
 from coldframe.rollouts.attribution import Phase
 from coldframe.rollouts.boot import BOOT_S, boot, boot_s, boot_time
 from coldframe.rollouts.carry import Cargo
@@ -32,8 +38,8 @@ from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.places import PLACES
 from coldframe.rollouts.step_files import bring_files
 from coldframe.rollouts.task import TaskStep, VerifierSpec
-from coldframe.rollouts.users import user_ids
-from coldframe.rollouts.verifier import Verifier
+from coldframe.rollouts.users import Account, account_of, user_ids
+from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.schema import Failure, Termination
 from coldframe.trajectories.verification import Collected, Verification
@@ -45,14 +51,30 @@ if TYPE_CHECKING:
 GRADING_SLACK_S = 300.0
 """For all of grading beside test.sh: an agent may leave a million files where the tests belong."""
 EMPTY = NetworkPolicy()
+_PERHAPS_BROKEN = (
+    *(RewardMissingError, RewardInvalidError),
+    *(VerifierDeadlineError, VerifierNotExecutedError),
+)
+"""What comes of it if something is missing that the tests rest on."""
 
 
 def grading_s(spec: VerifierSpec) -> float:
     """Return the longest that all of grading may take."""
     seconds = 2 * spec.timeout_s + sum(hook.timeout_s for hook in spec.collect) + GRADING_SLACK_S
-    if spec.environment is not None:
-        seconds += BOOT_S + boot_s(spec.environment.healthcheck)
-    return seconds
+    if spec.environment is None:
+        return seconds + untouched.control_s(spec)
+    return seconds + BOOT_S + boot_s(spec.environment.healthcheck)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A sandbox that grades."""
+
+    sandbox: AsyncSandbox
+    entry_point: str | None
+    """The operation that runs there and is not the agent's."""
+    account: Account | None
+    """Who the verifier's user is, before anything of the agent's was there."""
 
 
 @dataclass
@@ -221,7 +243,8 @@ class Stage:
     async def _verify(self, cargo: Cargo) -> None:
         self.attempt.phase = Phase.VERIFY
         separate = self.step.verifier.separate
-        async with self._place(cargo) as sandbox:
+        async with self._place(cargo) as place:
+            sandbox = place.sandbox
             verifier = Verifier(
                 sandbox,
                 self.step.verifier,
@@ -230,6 +253,8 @@ class Stage:
                 key_inputs=self.attempt.task.key_inputs,
                 alone=self.last or separate,
                 agent_paths=self.attempt.task.agent_paths,
+                account=place.account,
+                not_the_agents=place.entry_point,
                 forgeable=not separate and await self._forgeable(),
             )
             self._verifier = verifier
@@ -244,12 +269,24 @@ class Stage:
                 await self._look_at_programs(verifier)
             survivors: tuple[ProcessInfo, ...] = ()
             try:
-                self.rewards = await verifier.grade()
+                self.rewards = await self._verdict(verifier)
                 if not separate and not self.last:
                     await verifier.withdraw()
                     survivors = await sandbox.processes()
             finally:
                 await self.attempt.phases.end(killed=verifier.killed, survivors=survivors)
+
+    async def _verdict(self, verifier: Verifier) -> dict[str, float]:
+        try:
+            return await verifier.grade()
+        except _PERHAPS_BROKEN as error:
+            broken = None if self.step.verifier.separate else await untouched.broken(verifier)
+            if broken is None or not await untouched.gives_a_verdict(self):
+                raise
+            raise GradingPreventedError(
+                f"{error}; {broken} is not as it was before the agent acted, and in a sandbox that "
+                "no agent was in the same tests give a verdict"
+            ) from error
 
     async def _forgeable(self) -> bool:
         """Whether something of the agent's lives that may be root's, or is its verifier's user's.
@@ -273,16 +310,17 @@ class Stage:
         """Tell whether what the verifier runs by was touched since the start."""
         before = self.attempt.programs
         now = await integrity.programs(self.sandbox)
-        self.tampering.compare("program_changed", before, now, voided=False)
+        self.tampering.compare(integrity.PROGRAM_CHANGED, before, now, voided=False)
         verifier.note(programs=before)
 
     @asynccontextmanager
-    async def _place(self, cargo: Cargo) -> AsyncIterator[AsyncSandbox]:
+    async def _place(self, cargo: Cargo) -> AsyncIterator[_Place]:
         """Give the sandbox that grades: the agent's own, or a fresh one with the artifacts."""
         attempt, spec = self.attempt, self.step.verifier
         if spec.environment is None:
             await self._begin(self.sandbox)
-            yield self.sandbox
+            account = attempt.accounts.get(spec.runs_as)
+            yield _Place(self.sandbox, attempt.booted.operation_id, account)
             return
         if self.sandbox.info.spec.network != EMPTY:
             await self.sandbox.set_network(EMPTY)
@@ -291,18 +329,20 @@ class Stage:
             attempt.expect_image(verifier_image(self.step.name), sandbox)
             await self._begin(sandbox)
             async with boot_time(boot_s(spec.environment.healthcheck)):
-                await boot(sandbox, spec.environment.healthcheck, start_cmd=attempt.task.start_cmd)
+                booted = await boot(
+                    sandbox, spec.environment.healthcheck, start_cmd=attempt.task.start_cmd
+                )
+            user = spec.runs_as
+            account = None if user is None else await account_of(sandbox, user)
             await cargo.place(sandbox)
-            yield sandbox
+            yield _Place(sandbox, booted.operation_id, account)
 
     async def _begin(self, sandbox: AsyncSandbox) -> None:
-        spec = self.step.verifier
-        user = 0 if spec.user is None and not spec.separate else spec.user
         await self.attempt.phases.begin(
             "verify",
             sandbox,
-            user=user,
-            network=spec.network,
+            user=self.step.verifier.runs_as,
+            network=self.step.verifier.network,
             step=self.step.name,
             visible=PLACES,
         )

@@ -129,6 +129,11 @@ class VerifierSpec:
         return self.environment is not None
 
     @property
+    def runs_as(self) -> str | int | None:
+        """Who runs test.sh; None: the image's own user, who is in a separate sandbox."""
+        return 0 if self.user is None and not self.separate else self.user
+
+    @property
     def script(self) -> Path | None:
         """The test.sh that is run; None: that of the verifier's own image."""
         found = (one / "test.sh" for one in reversed(self.tests))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import FileError, NotExecutedError
@@ -13,6 +14,45 @@ MOST = 65535
 """The last id of a sandbox."""
 
 
+_FILE_BYTES = 1 << 20
+"""Of the sandbox's lists; larger ones are not read for commands either."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who a user of a sandbox is."""
+
+    uid: int
+    gid: int
+    name: str | None = None
+    home: str = "/"
+    groups: frozenset[int] = frozenset()
+    """In which the user is named."""
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """User and group id."""
+        return self.uid, self.gid
+
+
+async def account_of(sandbox: AsyncSandbox, user: str | int) -> Account | None:
+    """Return who a name or id, optionally `user:group`, is by the sandbox's own lists."""
+    name, _, group = str(user).partition(":")
+    for fields in await _rows(sandbox, "/etc/passwd", 6):
+        if name in (fields[0], fields[2]) and _is_id(fields[2]):
+            own = group if _is_id(group) else fields[3]
+            if not _is_id(own):
+                return None
+            groups = await _rows(sandbox, "/etc/group", 4)
+            named = (
+                int(row[2]) for row in groups if _is_id(row[2]) and fields[0] in row[3].split(",")
+            )
+            return Account(int(fields[2]), int(own), fields[0], fields[5], frozenset(named))
+    if _is_id(name):
+        return Account(int(name), int(group) if _is_id(group) else 0)
+    return None
+
+
 async def user_ids(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, int] | None:
     """Return user and group id of a name or id, optionally `user:group`; None: there is none.
 
@@ -21,19 +61,20 @@ async def user_ids(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, 
     """
     if user is None:
         return await _own(sandbox)
-    name, _, group = str(user).partition(":")
+    account = await account_of(sandbox, user)
+    return None if account is None else account.ids
+
+
+async def _rows(sandbox: AsyncSandbox, path: str, least: int) -> list[list[str]]:
+    """Return the rows of a list that have so many fields; none, if it cannot be read."""
     try:
-        passwd = await sandbox.files.read_text("/etc/passwd", errors="replace")
+        content = await sandbox.files.read(path, length=_FILE_BYTES + 1)
     except FileError:
-        passwd = ""
-    for line in passwd.splitlines():
-        fields = line.split(":")
-        if len(fields) > 3 and name in (fields[0], fields[2]) and _is_id(fields[2]):
-            own = group if _is_id(group) else fields[3]
-            return (int(fields[2]), int(own)) if _is_id(own) else None
-    if _is_id(name):
-        return int(name), int(group if _is_id(group) else name)
-    return None
+        return []
+    if len(content) > _FILE_BYTES:
+        return []
+    lines = content.decode("utf-8", "replace").split("\n")
+    return [fields for line in lines if len(fields := line.split(":")) >= least]
 
 
 async def _own(sandbox: AsyncSandbox) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import (
     CapabilityError,
-    ColdframeError,
     FileError,
     GradingPreventedError,
     NotExecutedError,
@@ -33,17 +32,16 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import (
     ExecResult,
-    GuardReport,
     ProcessInfo,
     Reason,
 )
-from coldframe.protocol.text import excerpt
 from coldframe.rollouts import integrity, places, verdicts
-from coldframe.rollouts.integrity import Tampering
+from coldframe.rollouts.conditions import Conditions
+from coldframe.rollouts.integrity import USER_CHANGED, Tampering
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.rewards import parse_reward
 from coldframe.rollouts.task import VerifierSpec
-from coldframe.rollouts.users import user_ids
+from coldframe.rollouts.users import Account, account_of, user_ids
 from coldframe.rollouts.verdicts import RewardUnvouchedError, TamperedError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.verification import Verification
@@ -52,15 +50,17 @@ if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
 
 T = TypeVar("T")
-VERSION = "3"
+VERSION = "4"
 LINGER_S = 0.02
 """How long survivors live on after test.sh: whoever writes in a loop does it once more, and a
 file's times are only as fine as the kernel's ticks."""
 
 
 _ROOT = frozenset((0, "0", "root"))
-HOG = 0.25
-"""The part of the sandbox's processor time from which others hold test.sh up."""
+_NO_VERDICT = (
+    *(RewardMissingError, RewardInvalidError, RewardUnvouchedError),
+    *(VerifierDeadlineError, TamperedError),
+)
 
 
 class VerifierNotExecutedError(VerifierError):
@@ -82,18 +82,20 @@ class Verifier:
     """End everything in the sandbox once test.sh has ended; else what test.sh itself left."""
     agent_paths: Sequence[str] = ()
     """What the task says the verifier may run as code of the agent's."""
+    account: Account | None = None
+    """Who runs the tests, as it was before the agent acted; None: as the sandbox has it now."""
+    not_the_agents: str | None = None
+    """The operation that runs in the sandbox and was there before the agent."""
     forgeable: bool = False
     """Whether somebody lives on who could write the reward if it cannot be guarded."""
     killed: list[ProcessInfo] = field(default_factory=list)
     """What had to be killed to start test.sh, and what was killed when it had ended."""
-    _starved: bool = False
-    """Memory, processes or time ran out while something else than the verifier lived."""
-    _others: int = 0
-    """Processes that were not test.sh's when it ended."""
     _operation: str = ""
     _guarding: bool = False
-    _report: GuardReport | None = None
     _facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.conditions = Conditions(self.not_the_agents)
 
     def record(self) -> Verification:
         """Return what happened so far."""
@@ -109,43 +111,46 @@ class Verifier:
         Raises:
             RewardMissingError, RewardInvalidError, RewardUnvouchedError, VerifierDeadlineError,
             TamperedError, VerifierNotExecutedError: there is no verdict, and no reward.
+            GradingPreventedError: so it is, and what the agent left is the cause.
             SandboxGoneError and other ColdframeErrors: the platform failed.
         """
         begun = time.monotonic()
         try:
             return await self._graded()
-        except (
-            *(RewardMissingError, RewardInvalidError, RewardUnvouchedError),
-            VerifierDeadlineError,
-        ) as error:
-            if not self._starved:
-                raise self._attributed(error) from None
-            # What the agent left used up the memory, the processes or the time that the tests
-            # need. It is dead now, and must not spare its agent the verdict.
-            self.note(again=True)
-            try:
-                return await self._graded()
-            except VerifierDeadlineError as late:
-                raise self._attributed(late) from None
+        except _NO_VERDICT as error:
+            if not self.conditions.others_may_have_caused(error):
+                raise self.conditions.attributed(error) from None
+            return await self._graded_alone(error)
         finally:
             self.note(duration_s=time.monotonic() - begun)
 
-    def _attributed(self, error: VerifierError) -> ColdframeError:
-        """Say whose it is that there is no verdict: who holds a test up has caused it."""
-        if not isinstance(error, VerifierDeadlineError) or self._report is None:
-            return error
-        touched = self._report.touched
-        if touched is None:
-            return error
-        return GradingPreventedError(
-            f"{error}; it was at work on {excerpt(touched)}, which the agent has made"
+    async def _graded_alone(self, error: VerifierError) -> dict[str, float]:
+        """Kill what the agent left, which may be why there was no verdict, and grade once more.
+
+        Where it used up what the tests need, the verdict counts: it must not spare its agent that.
+        Else there is none, as a service may be a part of what is graded; but it is known whose
+        doing that is.
+        """
+        starved = self.conditions.starved
+        self.killed += await self.sandbox.kill_processes()
+        self.note(again=True)
+        try:
+            rewards = await self._graded()
+        except _NO_VERDICT as late:
+            raise self.conditions.attributed(late) from None
+        if starved:
+            return rewards
+        raise GradingPreventedError(
+            f"{error}; test.sh gives a verdict once what the agent left running is killed"
         )
 
     async def _graded(self) -> dict[str, float]:
+        self.conditions = Conditions(self.not_the_agents)
         tests = await self._undisturbed(self._clear_and_bring)
         before = await integrity.key_inputs(self.sandbox, self.key_inputs)
+        self.conditions.note_beside(await self.sandbox.processes())
         self.note(key_inputs=before)
-        result = await self._run_or_alone()
+        self.conditions.ended = result = await self._run_or_alone()
         self.note(
             reason=result.reason,
             exit_code=result.exit_code,
@@ -161,9 +166,9 @@ class Verifier:
                 f"[verifier] timeout_sec = {self.spec.timeout_s:g}"
             )
         await self._compare(tests, before)
-        if self._report is not None:
+        if self.conditions.report is not None:
             found = verdicts.from_report(
-                self._report,
+                self.conditions.report,
                 result,
                 self.tampering,
                 self._found,
@@ -202,14 +207,13 @@ class Verifier:
 
     async def _guard(self) -> None:
         """Let nobody but the next test.sh write its logs, where that can be held."""
-        self._operation, user = new_operation_id(), self._user()
-        ids = ROOT if user in _ROOT else await user_ids(self.sandbox, user)
+        self._operation = new_operation_id()
         try:
             await self.sandbox.guard(
                 VERIFIER_LOGS,
                 self._operation,
                 verdicts.NAMES,
-                owner=ids or ROOT,
+                owner=await self._owner(),
                 trusted=self.agent_paths,
             )
         except CapabilityError:
@@ -220,11 +224,11 @@ class Verifier:
 
     async def _take_report(self) -> None:
         """Learn from a guard what it saw, and tell whom it refused, before it goes."""
-        self._report = None
+        self.conditions.report = None
         if self._guarding:
             self._guarding = False
-            self._report = await self.sandbox.guard_report()
-            verdicts.tell_refused(self._report, self.tampering)
+            self.conditions.report = await self.sandbox.guard_report()
+            verdicts.tell_refused(self.conditions.report, self.tampering)
 
     async def _bring(self) -> dict[str, str]:
         """Upload the tests; return path → digest of what must be found again afterwards."""
@@ -263,21 +267,46 @@ class Verifier:
         return await self._run()
 
     async def _run(self) -> ExecResult:
-        user = self._user()
+        user = self.spec.runs_as
         self.note(user=None if user is None else str(user))
         if user not in _ROOT:
             guarded = bool(self._facts.get("guarded"))
-            await places.hand_over(self.sandbox, user, (TESTS,) if guarded else places.PLACES)
+            await places.hand_over(
+                self.sandbox, await self._owner(), (TESTS,) if guarded else places.PLACES
+            )
         try:
-            return await self._exec(user, None)
+            return await self._exec(None)
         except WorkdirNotFoundError:
             # The agent removed its working directory; that must not spare it the verdict.
             self.note(cwd="/")
         await self._clear_and_bring()
-        return await self._exec(user, "/")
+        return await self._exec("/")
 
-    def _user(self) -> str | int | None:
-        return 0 if self.spec.user is None and not self.spec.separate else self.spec.user
+    async def _owner(self) -> tuple[int, int]:
+        """Return whom the verifier's places belong to."""
+        user = self.spec.runs_as
+        if user in _ROOT:
+            return ROOT
+        ids = await user_ids(self.sandbox, user) if self.account is None else self.account.ids
+        if ids is None:
+            raise VerifierError(f"[verifier] user {user!r} is not in the sandbox's /etc/passwd")
+        return ids
+
+    async def _runner(self) -> tuple[str | int | None, dict[str, str]]:
+        """Return whom to run test.sh as, and what else to say in its environment.
+
+        A user is who it was before the agent acted, whatever the lists say by now.
+        """
+        user, before = self.spec.runs_as, self.account
+        if user is None or before is None:
+            return user, {}
+        now = await account_of(self.sandbox, user)
+        if now == before:
+            return user, {}
+        if USER_CHANGED not in {one.what for one in self.tampering.events}:
+            self.tampering.found(USER_CHANGED, "/etc/passwd", str(before), str(now), voided=False)
+        home = {"HOME": before.home} | ({} if before.name is None else {"USER": before.name})
+        return f"{before.uid}:{before.gid}", home
 
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")
@@ -286,13 +315,14 @@ class Verifier:
         script, target = self.spec.script, f"{TESTS}/test.sh"
         return (target,) if script is None else await run_argv(self.sandbox, script, target)
 
-    async def _exec(self, user: str | int | None, cwd: str | None) -> ExecResult:
+    async def _exec(self, cwd: str | None) -> ExecResult:
+        user, home = await self._runner()
         try:
             return await self.sandbox.exec(
                 await self._argv(),
                 user=user,
                 cwd=cwd,
-                env=dict(self.spec.env),
+                env=home | dict(self.spec.env),
                 deadline_s=self.spec.timeout_s if isfinite(self.spec.timeout_s) else None,
                 window_bytes=OUTPUT_WINDOW_BYTES,
                 operation_id=self._operation,
@@ -309,28 +339,14 @@ class Verifier:
     async def _end(self, result: ExecResult) -> None:
         """Leave nobody who could write while the reward and the digests are read."""
         left = await self.sandbox.processes()
-        self._others = sum(one.operation_id != result.operation_id for one in left)
         await self._take_report()
-        if self._report is None and left:
+        if self.conditions.report is None and left:
             await asyncio.sleep(LINGER_S)
-        self._starved = bool(left) and self._starving(result)
-        if self.alone or self._starved:
+        self.conditions.note_end(result, left, self.sandbox.info.spec)
+        if self.alone or self.conditions.starved:
             self.killed += await self.sandbox.kill_processes()
         else:
             self.killed += await self.sandbox.kill_processes(result.operation_id)
-
-    def _starving(self, result: ExecResult) -> bool:
-        """Whether test.sh lacked what others than itself took."""
-        spec, used = self.sandbox.info.spec, result.resources
-        if used.oom_kills or self._others > spec.pids // 2:
-            return True
-        if self._report is None:
-            return False
-        if self._report.forks_refused or self._report.lost:
-            return True
-        theirs = self._report.cpu_s - (used.cpu_user_s or 0.0) - (used.cpu_system_s or 0.0)
-        lasted = result.ended_at - result.started_at
-        return result.reason is Reason.DEADLINE and theirs > HOG * spec.cpu * lasted
 
     async def _compare(self, tests: Mapping[str, str], inputs: Mapping[str, str]) -> None:
         """Void the verdict if the tests or a key input are not what they were.

@@ -97,7 +97,7 @@ class ColdframeEnvironment(JudgedEnvironment):
             await sandbox.files.chmod(path, 0o777)
         check = self.task_env_config.healthcheck
         try:
-            await boot(
+            booted = await boot(
                 sandbox,
                 None if check is None else declared.healthcheck_of(check),
                 start_cmd=self._terms.start_cmd,
@@ -105,6 +105,7 @@ class ColdframeEnvironment(JudgedEnvironment):
         except UnhealthyError as error:
             raise as_harbors(error) from error
         self._healthy = True
+        self._grading.entry_point = booted.operation_id
         await self._upload_environment_dir_after_start()
 
     def _spec(self, force_build: bool = False) -> Any:

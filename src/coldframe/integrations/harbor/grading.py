@@ -68,7 +68,7 @@ class HarborVerifier(Verifier):
     logs: str = field(default_factory=lambda: f"{places.LOGS}/.verifier-{secrets.token_hex(8)}")
 
     async def _argv(self) -> tuple[str, ...]:
-        user = self._user()
+        user = self.spec.runs_as
         owner = ROOT if user == 0 else await user_ids(self.sandbox, user)
         await self.sandbox.files.mkdir(self.logs, mode=0o700, owner=owner)
         return (await shell_of(self.sandbox), "-c", _RUN_AND_COPY, self.logs)
@@ -79,6 +79,8 @@ class Grading:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
+        self.entry_point: str | None = None
+        """The operation that runs in the sandbox and is not the agent's."""
         self._tests: Path | None = None
         self._copy = ExitStack()
         """Holds the copy of the tests that `_tests` is."""
@@ -190,6 +192,7 @@ class Grading:
                 key_inputs=self._terms.key_inputs,
                 alone=self._last or spec.separate,
                 agent_paths=self._terms.agent_paths,
+                not_the_agents=self.entry_point,
             )
             try:
                 await verifier.grade()
