@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from coldframe.protocol import places
+from coldframe.protocol import places, wire
 
 _PIECE = 1 << 18
 _BUFFER = 1 << 20
@@ -237,7 +237,7 @@ async def _body(reader: asyncio.StreamReader, method: str, head: Head) -> bytes:
 
 
 async def pieces(reader: asyncio.StreamReader, method: str, head: Head) -> AsyncIterator[bytes]:
-    """Read what follows it."""
+    """Read what follows it; raises the error that ends it in the middle, if there is one."""
     if method == "HEAD" or head.status in {204, 304}:
         return
     if head.headers.get("transfer-encoding") == "chunked":
@@ -245,7 +245,10 @@ async def pieces(reader: asyncio.StreamReader, method: str, head: Head) -> Async
             async for piece in _exactly(reader, size):
                 yield piece
             await reader.readexactly(2)
-        await reader.readuntil(b"\r\n")
+        while trailer := (await reader.readuntil(b"\r\n"))[:-2]:
+            name, _, value = trailer.partition(b":")
+            if name.decode("latin-1").lower() == wire.ERROR_TRAILER:
+                raise wire.read_error(value, head.status)
         return
     async for piece in _exactly(reader, int(head.headers["content-length"])):
         yield piece

@@ -15,6 +15,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from coldframe.gateway import identity
 from coldframe.gateway.context import enter
+from coldframe.gateway.protocol import BREAK_OFF
 from coldframe.protocol import errors
 from coldframe.protocol.errors import ColdframeError, Execution
 from coldframe.protocol.wire import error_body
@@ -146,6 +147,14 @@ def fault() -> Response:
     return response
 
 
+def break_off(scope: Scope, error: ColdframeError) -> None:
+    """Say why an answer ends that has begun, where its connection can say it."""
+    end = scope.get(BREAK_OFF, lambda: None)()
+    if end is not None:
+        told = in_words_of(HTTPConnection(scope), error)
+        end(json.dumps(error_body(told, **more_of(told))).encode("ascii"))
+
+
 class Faultless:
     """An application whose faults are logged once, and answered as errors are."""
 
@@ -168,9 +177,11 @@ class Faultless:
         except asyncio.CancelledError:
             log.debug("%s was not answered: the service has ended", scope["path"][:200])
         except Exception as error:  # noqa: BLE001 - the last handler there is
-            if begun and isinstance(error.__cause__, ColdframeError):
+            why = error if isinstance(error, ColdframeError) else error.__cause__
+            if begun and isinstance(why, ColdframeError):
                 # As a sandbox that ends while its files are read.
-                log.warning("%s: the answer was cut short: %s", scope["path"], error.__cause__)
+                log.warning("%s: the answer was cut short: %s", scope["path"], why)
+                break_off(scope, why)
             else:
                 note_fault(scope, error)
             if not begun:

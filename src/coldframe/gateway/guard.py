@@ -8,7 +8,6 @@ names another host, or comes from another origin, is refused.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import ipaddress
 from collections.abc import Awaitable, Callable
@@ -128,8 +127,10 @@ class Guard:
             except asyncio.CancelledError:
                 if not cut.made:
                     raise
-                with contextlib.suppress(RuntimeError):  # an answer that had begun just ends
+                try:
                     await refusal(revoked())(scope, receive, send)
+                except RuntimeError:  # an answer had begun
+                    failures.break_off(scope, revoked())
 
 
 async def let_in(scope: Scope, admit: Admission) -> tuple[Identity | None, int | None]:

@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
+from weakref import WeakMethod
 
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -22,7 +23,7 @@ from coldframe.gateway.exchange import Exchange, Taker
 from coldframe.gateway.heads import Heads, ends_with_message
 from coldframe.gateway.joined import Joined
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, NotPermittedError
-from coldframe.protocol.wire import error_body
+from coldframe.protocol.wire import ERROR_TRAILER, error_body
 
 log = logging.getLogger("coldframe.gateway")
 
@@ -45,6 +46,8 @@ WHOLE = "coldframe.whole"
 """Key in the scope of a request whose body has come to its end."""
 PEER = "coldframe.peer"
 """Key in the scope of a request: the pid of the process that asks by a unix socket, or None."""
+BREAK_OFF = "coldframe.break_off"
+"""Key in the scope of a request: a weak reference to what ends its answer with an error's body."""
 
 
 Refused = Callable[[str, int], None]
@@ -160,7 +163,21 @@ class Bounded(HttpToolsProtocol):
         self.headers = self.headers.copy()  # those of the scope are no place for trailers
         self._taker = self._find_taker()
         if self._taker is None:
-            super().on_headers_complete()
+            self._begin_cycle()
+
+    def _begin_cycle(self) -> None:
+        cast(dict[str, object], self.scope)[BREAK_OFF] = WeakMethod(self._break_off)
+        super().on_headers_complete()
+
+    def _break_off(self, error: bytes) -> None:
+        """End an answer in the middle and say why: a trailer, but no end of the message.
+
+        So whoever does not know the trailer does not take what came for the whole.
+        """
+        cycle = self.cycle
+        if cycle.chunked_encoding and not cycle.response_complete:
+            self.transport.write(b"0\r\n%b: %b\r\n" % (ERROR_TRAILER.encode(), error))
+        self.transport.close()
 
     def _find_taker(self) -> Taker | None:
         """Return what answers the request whose head has come; None: the application does."""
@@ -208,7 +225,7 @@ class Bounded(HttpToolsProtocol):
             take(exchange)
         if part is not None:
             body, self._body = self._body, b""
-            super().on_headers_complete()
+            self._begin_cycle()
             super().on_body(body)
 
     def on_body(self, body: bytes) -> None:

@@ -155,8 +155,9 @@ class Relay:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except ServiceUnreachableError as error:
-            if not begun:  # else the answer ends in the middle, as it did
-                await failures.answer(error)(scope, asked.receive, send)
+            if begun:
+                raise
+            await failures.answer(error)(scope, asked.receive, send)
         except _LeftError:
             pass
 

@@ -12,9 +12,9 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Reversible
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile, islice, takewhile
 
 from coldframe.node.life import Sandbox
 from coldframe.protocol import tracing
@@ -149,11 +149,11 @@ class Events:
         return self._before.cursor if share is None else share.kept[-1].event.cursor
 
     def _after(self, cursor: str, limit: int, owner: str | None) -> EventPage:
-        entries: Iterable[_Entry] = ()
+        entries: Reversible[_Entry] = ()
         if owner is None:
-            begin, entries = self._gap, reversed(self._kept.values())
+            begin, entries = self._gap, self._kept.values()
         elif owner in self._shares:
-            begin, entries = self._shares[owner].before, reversed(self._shares[owner].kept)
+            begin, entries = self._shares[owner].before, self._shares[owner].kept
         else:
             begin = self._before
         if cursor in (OLDEST, begin.cursor):
@@ -172,10 +172,21 @@ class Events:
                 f"on from {begin.cursor!r}",
                 oldest=begin.cursor,
             )
-        # From the newest on: readers mostly ask for the last few.
-        after = [entry.event for entry in takewhile(lambda one: one.number > number, entries)]
-        found = tuple(after[::-1][:limit])
+        late = 2 * number > begin.number + self._latest.number
+        page = (_last_of if late else _first_of)(entries, number, limit)
+        found = tuple(entry.event for entry in page)
         return EventPage(events=found, next_cursor=found[-1].cursor if found else cursor)
+
+
+def _last_of(entries: Reversible[_Entry], number: int, limit: int) -> Iterable[_Entry]:
+    """Return the first `limit` after a number, come to from the newest: most readers are there."""
+    after = takewhile(lambda one: one.number > number, reversed(entries))
+    return reversed(deque(after, maxlen=limit))
+
+
+def _first_of(entries: Iterable[_Entry], number: int, limit: int) -> Iterable[_Entry]:
+    """Return the same, come to from the oldest."""
+    return islice(dropwhile(lambda one: one.number <= number, entries), limit)
 
 
 def _new_cursor() -> str:

@@ -32,6 +32,8 @@ from coldframe.protocol.network import HIDDEN
 
 SPOKEN_VERSIONS = (PROTOCOL_VERSION,)
 """Every version that this side can speak."""
+ERROR_TRAILER = "coldframe-error"
+"""Why an answer ends in the middle: an error's body, in an answer that is then cut."""
 VERSION_HEADER = "Coldframe-Protocol"
 """What a client speaks, such as `1` or `1, 2`; in the answer the one that was chosen."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,10 @@ from coldframe import (
     SandboxClient,
     SandboxNotFoundError,
 )
-from coldframe.protocol.errors import ServiceUnreachableError
+from coldframe.protocol.errors import SandboxGoneError
 from tests.fixtures.restart import Services, accounted
-from tests.fixtures.service import Service
-from tests.integration.gateway.conftest import until_logged
+from tests.fixtures.service import Service, serving
+from tests.integration.gateway.conftest import http, until_logged
 
 
 def _create(caller: httpx.Client, key: str | None = None, **spec: object) -> httpx.Response:
@@ -85,19 +86,44 @@ def test_name_that_no_sandbox_can_have_reaches_no_other_route(remote: SandboxCli
             remote.delete_sandbox(name)
 
 
-def test_answer_that_ends_with_its_sandbox_is_a_line_of_the_log(
+@pytest.mark.parametrize("what", ["tar_down", "iterate"])
+@pytest.mark.parametrize("way", ["unix", "tcp", "gateway"])
+def test_answer_that_ends_with_its_sandbox_says_so_and_is_a_line_of_the_log(
+    service: Service, tmp_path: Path, way: str, what: str
+) -> None:
+    """A sandbox may end while its files are read: no fault of the service's, which is there."""
+    with contextlib.ExitStack() as stack:
+        asked = service
+        if way == "gateway":
+            asked = stack.enter_context(serving(tmp_path, "fake", "--node", service.unix))
+        url = service.tcp if way == "tcp" else asked.unix
+        client = stack.enter_context(SandboxClient(url=url))
+        sandbox = client.create_sandbox("any")
+        sandbox.exec("head -c 64000000 /dev/zero > large")
+        directory = sandbox.info.workdir
+        path = directory if what == "tar_down" else f"{directory}/large"
+        pieces = getattr(sandbox.files, what)(path)
+        next(pieces)
+        sandbox.delete()
+        with pytest.raises(SandboxGoneError):
+            list(pieces)
+
+        until_logged(asked, "the answer was cut short")  # and the fixture looks for tracebacks
+
+
+def test_answer_that_ends_in_the_middle_is_whole_to_nobody(
     remote: SandboxClient, service: Service
 ) -> None:
-    """A sandbox may end while its files are read: that is no fault of the service's."""
+    """Why it ended is said in a trailer; who does not know of it must not miss that it did."""
     sandbox = remote.create_sandbox("any")
     sandbox.exec("head -c 64000000 /dev/zero > large")
-    pieces = sandbox.files.tar_down(sandbox.info.workdir)
-    next(pieces)
-    sandbox.delete()
-    with pytest.raises(ServiceUnreachableError):
-        list(pieces)
-
-    until_logged(service, "the answer was cut short")  # and the fixture looks for tracebacks
+    target = f"/v1/sandboxes/{sandbox.id}/archive?path={sandbox.info.workdir}"
+    with http(service.tcp) as caller, caller.stream("GET", target) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+        sandbox.delete()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(pieces)
 
 
 def test_delete_twice_is_fine_and_a_stale_version_gets_the_present_state(

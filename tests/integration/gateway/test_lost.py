@@ -84,6 +84,21 @@ async def test_delete_whose_connection_breaks_deletes_once(service: Service, poi
 
 
 @pytest.mark.parametrize("point", POINTS)
+async def test_delete_by_name_whose_connection_breaks_is_known_to_be_done(
+    service: Service, point: str
+) -> None:
+    """By then nothing is called so, or something else."""
+    async with faulty(service) as (proxy, client):
+        sandbox = await client.create_sandbox("any", name="mine")
+        proxy.fault = Fault(b"DELETE /v1/sandboxes/mine", point)
+
+        await client.delete_sandbox("mine")
+
+        assert proxy.fault.cuts == 1
+        assert (await sandbox.refresh()).state == "deleted"
+
+
+@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("what", ["create", "exec"])
 async def test_connection_that_breaks_every_time_is_perhaps_executed_and_at_most_once(
     service: Service, what: str, point: str, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from coldframe.gateway.exchange import Exchange, Taker
 from coldframe.gateway.heads import Heads
-from coldframe.gateway.protocol import bounded
+from coldframe.gateway.protocol import BREAK_OFF, bounded
 
 BODIES = (b'{"argv":["true"]}', b'{"command":"exit 3"}', b'{"command":"echo hello"}', b"\r\n")
 ODD_LENGTHS = (b"0%b", b"+%b", b" %b", b"%b ", b"%b\t", b"%b,%b", b"%b\r\n 1", b"0x%b", b"")
@@ -158,6 +158,7 @@ class Talk:
 
     def _note(self, way: str, scope: Scope, body: bytes) -> None:
         about = {**scope, "headers": [*scope["headers"]], "state": {**scope["state"]}}
+        about.pop(BREAK_OFF, None)  # of this connection
         self.understood.append((way, about, body))
 
 
