@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from coldframe import AsyncSandboxClient, CapabilityError, Sandbox, SandboxClien
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import PortUrlInvalidError
+from tests.fixtures.ports import kept_port
 from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import wait_until
 from tests.integration.gateway.conftest import audit_lines, http
@@ -99,20 +99,13 @@ asyncio.run(main())
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _serve(sandbox: Sandbox, program: str) -> int:
     """Start a program of the tests' own Python in a sandbox of the fake runtime."""
-
-    port = _free_port()
-    sandbox.files.write("/server.py", program)
-    sandbox.start([sys.executable, "server.py", str(port)])
-    wait_until(lambda: port in sandbox.listening_ports())
-    return port
+    with kept_port() as port:
+        sandbox.files.write("/server.py", program)
+        sandbox.start([sys.executable, "server.py", str(port)])
+        wait_until(lambda: port in sandbox.listening_ports())
+        return port
 
 
 @pytest.fixture
@@ -248,8 +241,8 @@ def test_url_needs_the_scope_and_the_owner_to_be_made_and_no_key_to_be_used(
     served: Sandbox, service: Service, browser: httpx.Client
 ) -> None:
     """It is as good as the port itself, and no better."""
-    with http(service.unix) as caller:
-        where = f"/v1/sandboxes/{served.id}/ports/{_free_port()}/url"
+    with http(service.unix) as caller, kept_port() as port:
+        where = f"/v1/sandboxes/{served.id}/ports/{port}/url"
         made = caller.post(where, json={})
         assert (made.status_code, made.json()["origin"]) == (201, service.tcp)
         assert made.json()["url"] == service.tcp + made.json()["path"]

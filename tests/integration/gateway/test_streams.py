@@ -24,12 +24,13 @@ from websockets.exceptions import ConnectionClosedOK, InvalidStatus
 from websockets.sync.client import connect, unix_connect
 
 from coldframe import ColdframeError, PortUnreachableError, Sandbox, SandboxClient
+from tests.fixtures.ports import kept_port
 from tests.fixtures.service import Service, serving
 from tests.fixtures.waiting import wait_until
 
 ECHO = (
     "import socket\n"
-    "s = socket.create_server(('127.0.0.1', {port}))\n"
+    "s = socket.create_server(('127.0.0.1', PORT))\n"
     "while True:\n"
     "    c, _ = s.accept()\n"
     "    while d := c.recv(65536): c.sendall(d)\n"
@@ -48,19 +49,18 @@ LATE = (
 )
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def _serve(sandbox: Sandbox, program: str) -> int:
+    with kept_port() as port:
+        sandbox.files.write("/server.py", program.replace("PORT", str(port)))
+        sandbox.start(["python3", "server.py"])
+        wait_until(lambda: port in sandbox.listening_ports())
+        return port
 
 
 @pytest.fixture
 def echo_port(served: Sandbox) -> int:
     """A port of the sandbox's on which what is heard is said."""
-    port = _free_port()
-    served.files.write("/echo.py", ECHO.format(port=port))
-    served.start(["python3", "echo.py"])
-    wait_until(lambda: port in served.listening_ports())
-    return port
+    return _serve(served, ECHO)
 
 
 def _events(text: str) -> list[tuple[str, str | None, Any]]:
@@ -160,11 +160,7 @@ def test_terminal_is_resized_by_websocket(service: Service, served: Sandbox) -> 
 
 def test_half_that_is_closed_leaves_the_other_open(served: Sandbox) -> None:
     """A request whose end is that of the stream is answered after it, however late."""
-    port = _free_port()
-    served.files.write("/late.py", LATE.replace("PORT", str(port)))
-    served.start(["python3", "late.py"])
-    wait_until(lambda: port in served.listening_ports())
-    with served.connect(port) as connection:
+    with served.connect(_serve(served, LATE)) as connection:
         connection.settimeout(30)
         connection.sendall(b"\x00\xff" * 50_000)
         connection.shutdown(socket.SHUT_WR)
@@ -206,8 +202,8 @@ def test_connection_to_a_port_is_an_ordinary_socket(served: Sandbox, echo_port: 
         while piece := connection.recv(1 << 20):
             got += piece
     assert got == data
-    with pytest.raises(PortUnreachableError):
-        served.connect(_free_port())
+    with kept_port() as silent, pytest.raises(PortUnreachableError):
+        served.connect(silent)
 
 
 def test_port_is_reached_by_websocket(service: Service, served: Sandbox, echo_port: int) -> None:

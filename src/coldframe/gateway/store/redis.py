@@ -67,6 +67,9 @@ class RedisStore:
             )
         except ValueError as error:
             raise InvalidRequestError(f"store: {error}") from error
+        if pool.connection_class is client.SSLConnection:
+            pool.connection_class = _TlsConnection
+            pool.connection_kwargs["tls"] = client.SSLConnection(**pool.connection_kwargs).ssl_context
         self._where = _shown(pool.connection_kwargs)
         self._redis: Any = client.Redis(connection_pool=pool)
 
@@ -162,6 +165,18 @@ class RedisStore:
                 f"keys cannot be checked: Redis at {self._where} does not answer "
                 f"({type(error).__name__}); what runs goes on, try again when it is back"
             ) from error
+
+
+class _TlsConnection(client.SSLConnection):
+    """One by TLS with the context of its store.
+
+    A context reads every authority of the machine, which keeps the event loop for 60 ms: when each
+    connection had its own, several at once were late for one another.
+    """
+
+    def __init__(self, *, tls: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.ssl_context = tls
 
 
 def _shown(parts: dict[str, Any]) -> str:
