@@ -158,7 +158,7 @@ async def test_credential_for_tls_never_travels_on_a_connection_that_began_witho
     secret = Credential(host="web.example", value=SECRET)
     script = """
 import http.client, sys
-link = http.client.HTTPConnection("web.example", 80, timeout=5)
+link = http.client.HTTPConnection("web.example", 80, timeout=30)
 link.connect()
 for host in sys.argv[1:]:
     if host == "wait":

@@ -13,7 +13,7 @@ from tests.integration.egress.conftest import TALK, TLS
 
 KEEP = """
 import http.client, sys
-link = http.client.HTTPConnection(sys.argv[1], 80, timeout=5)
+link = http.client.HTTPConnection(sys.argv[1], 80, timeout=30)
 for host in sys.argv[2:]:
     try:
         link.request("POST", "/path", body=b"x" * 1000, headers={"Host": host})
@@ -109,7 +109,7 @@ async def test_redirect_to_a_host_that_is_not_allowed_ends_there(
     box = await fenced("web.example:81")
     script = """
 import urllib.request
-try: print(urllib.request.urlopen("http://web.example:81/", timeout=5).status)
+try: print(urllib.request.urlopen("http://web.example:81/", timeout=30).status)
 except OSError as error: print("ERROR", error)
 """
     assert (await box.python(script)).startswith("ERROR")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -228,10 +229,9 @@ def test_slow_bodies_are_cut_and_cost_others_nothing(attacked: Service) -> None:
     slow = [socket.create_connection((host, int(port)), timeout=30) for _ in range(100)]
     for connection in slow:
         connection.sendall(_post(b"Content-Length: 1000", body=b"{"))
-    began = time.monotonic()
     with http(attacked.tcp) as caller:
         assert caller.get("/v1/sandboxes").status_code == 200
-    assert time.monotonic() - began < 5
+    assert not any(select.select(slow, [], [], 0))  # none of them is cut yet
     for connection in slow:
         answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 408"), answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -518,10 +519,9 @@ def test_slow_heads_are_cut_and_cost_others_nothing(tmp_path: Path) -> None:
         slow = [socket.create_connection((host, int(port))) for _ in range(200)]
         for connection in slow:
             connection.sendall(b"GET /v1/sandboxes HTTP/1.1\r\nHost: 127")
-        began = time.monotonic()
         with http(service.tcp) as caller:
             assert caller.get("/v1/versions").status_code == 200
-        assert time.monotonic() - began < 5
+        assert not any(select.select(slow, [], [], 0))  # none of them is cut yet
         slow[0].settimeout(30)
         assert slow[0].recv(100) == b""
         for connection in slow:

@@ -348,7 +348,7 @@ def test_second_signal_does_not_wait_and_loses_no_state(tmp_path: Path) -> None:
         service.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         assert service.process.wait(60) == 0
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25
         with contextlib.suppress(ColdframeError):
             client.close()
 

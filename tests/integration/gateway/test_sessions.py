@@ -189,10 +189,10 @@ def test_session_command_ends_at_its_deadline_while_no_service_lives(services: S
         sandbox, other = client.create_sandbox(IMAGE), client.create_sandbox(IMAGE)
         late, done = sandbox.session(), other.session()
         done.exec("x=kept")
-        in_time = "sleep 2; echo in time; (exit 7)"
+        in_time = "sleep 3; echo in time; (exit 7)"
         running = [
-            pool.submit(done.exec, in_time, deadline_s=4, operation_id="in-time"),
-            pool.submit(late.exec, "sleep 600; echo never", deadline_s=6, operation_id="late"),
+            pool.submit(done.exec, in_time, deadline_s=20, operation_id="in-time"),
+            pool.submit(late.exec, "sleep 600; echo never", deadline_s=8, operation_id="late"),
         ]
         wait_until(lambda: late.refresh().running == "late")
         wait_until(lambda: done.refresh().running == "in-time")

@@ -65,7 +65,7 @@ def test_stop_cuts_clients_that_do_not_read_soon_and_quietly(tmp_path: Path) -> 
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
 
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 28
         until_logged(service, f"{len(silent)} connections cut: nothing was read of their answers")
 
 
@@ -82,7 +82,7 @@ def test_second_signal_cuts_clients_that_do_not_read_at_once(
         service.process.send_signal(second)
         assert service.process.wait(60) == 0
 
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25
         until_logged(service, f"{len(silent)} connections cut: the service ends before")
 
 

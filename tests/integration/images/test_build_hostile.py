@@ -109,7 +109,7 @@ async def test_file_of_absurd_size_is_refused_at_once(bench: Bench, refuse: Refu
     begun = time.perf_counter()
 
     assert "'huge' has 4398046511104 bytes" in await refuse("FROM busybox\nCOPY huge /\n")
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 60
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore"])

@@ -167,7 +167,7 @@ async def test_worker_killed_leaves_no_process_of_its_blanks(native_home: Path) 
         os.kill(native.spawner.pids[0], signal.SIGKILL)
         with contextlib.suppress(SpawnerLostError):  # the worker may have been faster
             await creating
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while native.processes():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert sorted(native.lost) == ["next", f"sb-{native.config.node_id}-ahead"]

@@ -32,7 +32,7 @@ async def test_healthcheck_that_succeeds_at_once_is_run_once(sandbox: AsyncSandb
     checks = await wait_healthy(sandbox, Healthcheck(COUNT + "true", interval_s=60))
 
     assert (checks, await runs(sandbox)) == (1, 1)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 50
 
 
 async def test_healthcheck_fails_after_its_retries_and_shows_the_last_output(

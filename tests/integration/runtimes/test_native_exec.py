@@ -47,7 +47,7 @@ async def test_exec_whose_terminal_found_no_room_is_killed_and_typed(
         await native_sandbox.start_exec(request, new_operation_id())
 
     assert caught.value.execution is Execution.EXECUTED
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if not await native_sandbox.processes():
                 break
@@ -79,10 +79,10 @@ async def test_exec_past_deadline_kills_daemonised_grandchildren(
     """A survivor would steal CPU from the next episode on this node."""
     script = "echo hi; setsid sh -c 'sleep 1000 & sleep 1000' & (sleep 1000 &) & sleep 1000"
 
-    result = await run(native_sandbox, script, deadline_s=0.3)
+    result = await run(native_sandbox, script, deadline_s=1)
 
     assert (result.reason, result.signal, result.stdout) == (Reason.DEADLINE, 9, b"hi\n")
-    assert 0.3 <= result.duration_s < 30
+    assert 1 <= result.duration_s < 30
     assert await native_sandbox.kill_processes() == ()
 
 

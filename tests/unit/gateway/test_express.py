@@ -216,7 +216,7 @@ async def test_what_is_asked_in_another_way_goes_through_the_application(
     async with service.connection() as caller:
         head, body = caller.request({"command": "true"})
         caller.writer.write(head.replace(b"\r\nHost", end.encode() + b"\r\nHost") + body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             got = await caller.reader.readuntil(b"\r\n\r\n")
         assert got.startswith((b"HTTP/1.1 200", b"HTTP/1.1 100"))
         assert service.app.short == 0
@@ -314,5 +314,5 @@ async def test_fault_at_the_door_is_answered_and_leaves_nobody_behind(service: S
         assert (answer.status, answer.json()["code"]) == (500, "internal")
         assert await caller.reader.read() == b""
     await service.node.delete(service.sandbox_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await service.doors.until_idle(0.1)

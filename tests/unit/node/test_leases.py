@@ -42,8 +42,9 @@ async def test_lease_that_ends_deletes_and_counts_apart(node: Node) -> None:
 
 async def test_lease_that_is_renewed_lasts(node: Node) -> None:
     """From now on, not from the creation; null means never."""
-    short = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.2))
-    other = await node.create_sandbox(SandboxSpec(image="any", ttl_s=0.2))
+    short, other = [await node.create_sandbox(SPEC) for _ in range(2)]
+    for one in (short, other):
+        await node.renew(one.id, 0.2)
 
     renewed = await node.renew(short.id, 3600)
     assert renewed.expires_at == pytest.approx(time.time() + 3600, abs=5)

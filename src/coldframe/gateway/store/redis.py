@@ -69,7 +69,9 @@ class RedisStore:
             raise InvalidRequestError(f"store: {error}") from error
         if pool.connection_class is client.SSLConnection:
             pool.connection_class = _TlsConnection
-            pool.connection_kwargs["tls"] = client.SSLConnection(**pool.connection_kwargs).ssl_context
+            pool.connection_kwargs["tls"] = client.SSLConnection(
+                **pool.connection_kwargs
+            ).ssl_context
         self._where = _shown(pool.connection_kwargs)
         self._redis: Any = client.Redis(connection_pool=pool)
 
