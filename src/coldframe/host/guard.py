@@ -163,12 +163,13 @@ class Guard:
         """Judge what waits now and no more, so that what comes without end keeps no report back."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        asked = self._asked
-        self._bound()
-        ended = self.judge.ended()
+        asked, ended = self._asked, self.judge.ended()
         # First, so that all that led a process before it changed something is known then.
         changes = self._take_changes()
-        for _ in range(self._listener.backlog()):
+        waiting = self._listener.backlog()
+        self._crowded = waiting > MOST_AHEAD
+        self._bound(max(waiting, self.judge.ledger.size()))
+        for _ in range(waiting):
             self._take()
         self._take_up()
         for change in changes:
@@ -179,10 +180,8 @@ class Guard:
             self._noted = asked
             self._news.notify_all()
 
-    def _bound(self) -> None:
-        waiting = self._listener.backlog()
-        self._crowded = waiting > MOST_AHEAD
-        if max(waiting, self._changes.backlog(), self.judge.ledger.size()) > MOST_WAITING:
+    def _bound(self, held: int) -> None:
+        if held > MOST_WAITING:
             self._lose()
 
     def _lose(self) -> None:
@@ -194,8 +193,10 @@ class Guard:
             self._holds.close()
 
     def _take_changes(self) -> list[Change]:
+        waiting = self._changes.backlog()
+        self._bound(waiting)
         try:
-            changes = self._changes.changes(self._changes.backlog())
+            changes = self._changes.changes(waiting)
         except OSError:  # no descriptor left to see what was changed
             self._lose()
             return []
