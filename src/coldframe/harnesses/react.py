@@ -73,7 +73,7 @@ class ReactHarness:
     """Reason, act, observe, over `/chat/completions`."""
 
     name = "react"
-    version = "2"
+    version = "3"
     needs_model = True
     needs_solution = False
     window_rule = HEAD_TAIL_10K
@@ -84,7 +84,7 @@ class ReactHarness:
 
     def refuses(self, offers: Offers) -> str | None:
         """Return MCP servers: it has one tool, and connects to none."""
-        names = ", ".join(server.name for server in offers.mcp_servers)
+        names = ", ".join(server.name[:50] for server in offers.mcp_servers[:10])
         return f"MCP servers ({names})" if names else None
 
     async def run(self, episode: Episode) -> Outcome:

@@ -7,6 +7,7 @@ model is shown those and the path; it reads the rest itself when it wants to.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import FileError, HarnessError, PathNotFoundError
@@ -16,9 +17,11 @@ from coldframe.protocol.text import excerpt
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
 
-SKILLS_LIST = "skills_list@1"
-"""By directory name, at most 200; descriptions in one line, cut at 1,000 characters."""
+SKILLS_LIST = "skills_list@2"
+"""By directory name, at most 200, one line each: names cut at 100 characters, descriptions at
+1,000; a path that would not stay on its line is shown quoted, with escapes."""
 MAX_SKILLS = 200
+MAX_NAME = 100
 MAX_DESCRIPTION = 1000
 _FRONT_BYTES = 64 * 1024
 _FIELD = re.compile(r"(?P<key>[A-Za-z0-9_-]+):(?:\s+(?P<value>.*))?")
@@ -35,16 +38,21 @@ async def list_skills(sandbox: AsyncSandbox, directory: str) -> str | None:
         entries = await sandbox.files.list(directory)
     except FileError as error:
         raise HarnessError(f"[environment] skills_dir: {error}") from error
-    lines = []
+    lines: list[str] = []
     for name in sorted(one.name for one in entries if one.stat.kind is FileKind.DIRECTORY):
         path = f"{directory.rstrip('/')}/{name.decode('utf-8', 'replace')}/SKILL.md"
         front = await _front_matter(sandbox, path)
         if front is not None:
-            label = front.get("name") or path.split("/")[-2]
-            lines.append(f"- {label}: {front.get('description', '')[:MAX_DESCRIPTION]} ({path})")
-    if len(lines) > MAX_SKILLS:
-        raise HarnessError(f"{directory}: {len(lines)} skills; {MAX_SKILLS} can be shown")
+            if len(lines) == MAX_SKILLS:
+                raise HarnessError(f"{directory}: more than the {MAX_SKILLS} skills to be shown")
+            lines.append(_line(front, path))
     return "\n".join([_HEAD, *lines]) if lines else None
+
+
+def _line(front: Mapping[str, str], path: str) -> str:
+    shown = path if path.isprintable() else repr(path)
+    name = front.get("name") or shown.split("/")[-2]
+    return f"- {name[:MAX_NAME]}: {front.get('description', '')[:MAX_DESCRIPTION]} ({shown})"
 
 
 async def _front_matter(sandbox: AsyncSandbox, path: str) -> dict[str, str] | None:

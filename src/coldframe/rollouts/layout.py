@@ -25,6 +25,8 @@ COMPOSE_FILES = (
     "compose.yml",
     "singularity-compose.yaml",
 )
+MAX_INSTRUCTION = 200_000
+"""Characters: all of it is shown to the model, under every harness."""
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 
@@ -140,6 +142,11 @@ class TaskFiles:
         except TaskError as error:
             self.problems.append(str(error))
             return ""
+        if len(text) > MAX_INSTRUCTION:
+            self.problems.append(
+                f"{path}: {len(text)} characters; an instruction has at most {MAX_INSTRUCTION}, "
+                "put what is longer into the image"
+            )
         if not text.strip():
             self.problems.append(f"{path}: the instruction is empty")
         return text

@@ -312,6 +312,11 @@ async def test_react_shows_the_skills_that_a_task_offers_in_its_prompt(
         )
         await files.write("/skills/bare/SKILL.md", "no front matter", parents=True)
         await files.write("/skills/none/other.md", "x", parents=True)
+        await files.write(
+            "/skills/two\nlines/SKILL.md",
+            f"---\nname: {'n' * 5000}\ndescription: {'d' * 5000}\n---\n",
+            parents=True,
+        )
         await ReactHarness().run(episode)
 
     told = endpoint.requests[0]["messages"][0]["content"]
@@ -319,11 +324,22 @@ async def test_react_shows_the_skills_that_a_task_offers_in_its_prompt(
     assert listed == [
         "- bare:  (/skills/bare/SKILL.md)",
         "- pdf-forms: Fill in forms. (/skills/pdf/SKILL.md)",
+        f"- {'n' * 100}: {'d' * 1000} ('/skills/two\\nlines/SKILL.md')",
     ]
-    assert told in episode.recorder.blobs.get(episode.recorder.prompt[0]).decode().replace(
-        "\\n", "\n"
-    )
-    assert ReactHarness().settings()["skills_rule"] == "skills_list@1"
+    assert json.loads(episode.recorder.blobs.get(episode.recorder.prompt[0]))["content"] == told
+    assert ReactHarness().settings()["skills_rule"] == "skills_list@2"
+
+
+async def test_react_with_more_skills_than_can_be_shown_fails_by_name(
+    make_episode: MakeEpisode,
+) -> None:
+    """What is left out in silence would make it another task."""
+    with ModelEndpoint({"the task": [Say("Done.")]}) as endpoint:
+        episode = make_episode(endpoint.base_url, offers=Offers(skills_dir="/skills"))
+        for number in range(201):
+            await episode.sandbox.files.write(f"/skills/{number}/SKILL.md", "x", parents=True)
+        with pytest.raises(HarnessError, match="200 skills"):
+            await ReactHarness().run(episode)
 
 
 async def test_react_without_the_skills_that_were_offered_fails_by_name(

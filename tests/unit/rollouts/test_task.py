@@ -321,6 +321,7 @@ def test_task_phase_with_a_network_of_its_own_overrides_the_baseline_alone(
         ("trajectory.json", "{}", "trajectory.json"),
         ("wrong/a/note", "x", "wrong/a/solve.sh"),
         ("instruction.md", "<!-- canary -->\n \n", "instruction.md"),
+        ("instruction.md", "x" * 200_001, "at most 200000"),
     ],
 )
 def test_task_with_a_file_that_is_not_honoured_is_refused_by_name(
