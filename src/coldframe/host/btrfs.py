@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import struct
+import uuid
 from pathlib import Path
 
 from coldframe.host import syscalls
@@ -22,10 +23,10 @@ _ENABLE_SIMPLE_QUOTA = 4
 _LIMIT_REFERENCED = 1
 _SET_LIMIT = 1
 _INHERIT = 4
-_NO_LIMIT = (1 << 64) - 1
 _FIRST_OBJECT = 256
 ALL = 1 << 48 | 1
 """The group of every subvolume that `create_subvolume` makes."""
+_RESERVED = ("rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc")
 
 
 def _number(direction: int, command: int, size: int) -> int:
@@ -36,6 +37,7 @@ _SUBVOL_CREATE_2 = _number(_WRITE, 24, 4096)
 _SNAP_DESTROY = _number(_WRITE, 15, 4096)
 _SYNC = _number(0, 8, 0)
 _INO_LOOKUP = _number(_READ | _WRITE, 18, 4096)
+_FS_INFO = _number(_READ, 31, 1024)
 _QUOTA_CTL = _number(_READ | _WRITE, 40, 16)
 _QGROUP_CREATE = _number(_WRITE, 42, 16)
 _QGROUP_LIMIT = _number(_READ, 43, 48)
@@ -74,13 +76,11 @@ def enable_limits(root: int) -> None:
     syscalls.ioctl(root, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE_QUOTA, 0)))
     with contextlib.suppress(FileExistsError):
         syscalls.ioctl(root, _QGROUP_CREATE, bytearray(struct.pack("QQ", 1, ALL)))
-    limit(root, ALL, None)
 
 
-def limit(root: int, group: int, limit_bytes: int | None) -> None:
+def limit(root: int, group: int, limit_bytes: int) -> None:
     """Bound what a group may hold; by the root, which is in none. Raises OSError."""
-    most = _NO_LIMIT if limit_bytes is None else limit_bytes
-    arguments = struct.pack("6Q", group, _LIMIT_REFERENCED, most, 0, 0, 0)
+    arguments = struct.pack("6Q", group, _LIMIT_REFERENCED, limit_bytes, 0, 0, 0)
     syscalls.ioctl(root, _QGROUP_LIMIT, bytearray(arguments))
 
 
@@ -89,6 +89,24 @@ def group_of(subvolume: int) -> int:
     found = bytearray(struct.pack("QQ", 0, _FIRST_OBJECT) + bytes(_NAME_BYTES_2 + 40))
     syscalls.ioctl(subvolume, _INO_LOOKUP, found)
     return int(struct.unpack_from("Q", found)[0])
+
+
+def directory_of_all(root: int) -> Path:
+    """Return where the kernel tells of the group of all, by the root. Raises OSError."""
+    told = bytearray(1024)
+    syscalls.ioctl(root, _FS_INFO, told)
+    return Path(f"/sys/fs/btrfs/{uuid.UUID(bytes=bytes(told[16:32]))}/qgroups/1_1")
+
+
+def held_bytes(group: Path) -> int:
+    """Return what a group holds, or is just getting, as its limit counts. Raises OSError."""
+    # In this order: what becomes written between two of these is counted twice, and not left out.
+    return sum(int((group / name).read_text()) for name in (*_RESERVED, "referenced"))
+
+
+def most_bytes(group: Path) -> int:
+    """Return what a group may hold; 0: it has no limit yet. Raises OSError."""
+    return int((group / "max_referenced").read_text())
 
 
 def unwritten_bytes() -> int:

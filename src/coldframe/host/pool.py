@@ -29,6 +29,8 @@ _SHARE = 0.8
 _MIXED_BELOW = 1 << 30
 _NOTHING_MORE = 1
 """A limit that no write is within."""
+_CLOSE_BYTES = 16 << 20
+"""A limit is not set anew for less than this."""
 
 
 class Pool:
@@ -39,13 +41,13 @@ class Pool:
         self.mount = mount
         self.root = os.open(".", DIRECTORY, dir_fd=mount)
         self._dropped = False
-        self.held = False
-        """Whether no write is taken, since the disk has no room for it."""
         self.lost_writes = False
         """Whether the disk had no room for some that had been taken."""
         try:
+            self._group = btrfs.directory_of_all(self.root)
             if not self.broken:
                 btrfs.enable_limits(self.root)
+            self._most = btrfs.most_bytes(self._group)
             self.uppers = set(subdirectories(self.root))
             """By name; in one that is broken, those that have not been let go of."""
         except BaseException:
@@ -76,22 +78,32 @@ class Pool:
         """
         return bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
 
+    @property
+    def held(self) -> bool:
+        """Whether no write is taken, since the disk has no room for it."""
+        return self._most == _NOTHING_MORE
+
     def hold(self) -> None:
         """Refuse all writes from now on, and write what was taken. Removals go on.
 
         Raises OSError.
         """
-        btrfs.limit(self.root, btrfs.ALL, _NOTHING_MORE)
-        self.held = True
+        self._limit(_NOTHING_MORE)
         try:
             syscalls.syncfs(self.root)
         except OSError:
             self.lost_writes = True
 
-    def let_go(self) -> None:
-        """Take writes again. Raises OSError."""
-        btrfs.limit(self.root, btrfs.ALL, None)
-        self.held = self.lost_writes = False
+    def take(self, more_bytes: int) -> None:
+        """Take so much and no more, whoever looks after the disk from now on. Raises OSError."""
+        most = btrfs.held_bytes(self._group) + more_bytes
+        if self.held or abs(most - self._most) > _CLOSE_BYTES:
+            self._limit(most)
+            self.lost_writes = False
+
+    def _limit(self, most: int) -> None:
+        btrfs.limit(self.root, btrfs.ALL, most)
+        self._most = most
 
     def require_space(self) -> None:
         """Raise StorageFullError if there is hardly any."""

@@ -2,12 +2,14 @@
 
 The pool's file is sparse, so what else fills the disk may leave it short. Before that, writes of
 sandboxes are refused until there is room again: btrfs would take them, and lose them without a
-word. Where that came too late the pool is read-only for good: new uppers are made in a new one,
-and the old one goes with its last upper.
+word. What they may write at all is as much as there was room for at the latest look, so that it
+holds while nobody looks. Where that came too late the pool is read-only for good: new uppers are
+made in a new one, and the old one goes with its last upper.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Collection, Sequence
@@ -51,6 +53,8 @@ class BtrfsStorage(Storage):
         self._host = os.open(pools, DIRECTORY)
         try:
             self._pools = [Pool(mount) for mount in mounts] or [Pool.make(self._file, size_bytes)]
+            with contextlib.suppress(OSError):  # one that broke in this moment: later looks see it
+                self.look()  # before anything is written, or written again
         except BaseException:
             os.close(self._host)
             raise
@@ -139,18 +143,17 @@ class BtrfsStorage(Storage):
         """See `Storage.look`."""
         pool = self._pools[-1]
         free = free_bytes(self._host)
+        room = free - btrfs.unwritten_bytes() - RESERVE_BYTES
         if pool.broken:
             if self._fresh is None and free >= _least_free() and len(self._pools) < _MOST_POOLS:
-                try:
+                with contextlib.suppress(CapabilityError):  # creates say what is wrong
                     self._fresh = Pool.make(self._file, self._size_bytes)
-                except CapabilityError:
-                    return _LATEST_S  # creates say what is wrong
+                    self._fresh.take(room)
             return _LATEST_S
-        room = free - btrfs.unwritten_bytes() - RESERVE_BYTES
         if room < 0 and not pool.held:
             pool.hold()
-        elif pool.held and room > _SLACK_BYTES:
-            pool.let_go()
+        elif room > (_SLACK_BYTES if pool.held else 0):
+            pool.take(room)
         return _HELD_S if pool.held else min(max(_SOONEST_S, room / _FASTEST), _LATEST_S)
 
     def settle(self, used: Collection[str]) -> bool:

@@ -82,13 +82,19 @@ class Effects:
     """See the module."""
 
     def __init__(self, operations: Operations, path: Path | None) -> None:
-        """Go on with what the journal holds; without a path there is none. Raises OSError."""
+        """Go on with what the journal holds; without a path there is none.
+
+        Raises OSError: it cannot be opened, or made where there was none.
+        """
         self._operations, self._path = operations, path
         self._fd: int | None = None
         self._written = 0
         if path is not None:
             self._go_on(path)
-            self._rewrite(path)
+            try:
+                self._rewrite(path)
+            except (OSError, StorageFullError):  # a full disk stops no node's start
+                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     async def once(
         self,

@@ -7,7 +7,6 @@ these, the next process has the node again. Other runtimes keep none, and nothin
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -152,5 +151,4 @@ def read_exec(found: FoundExec) -> ExecNote:
     else:
         asked = dict(zip(_CHANGED, told["asked"], strict=True))
         request = found.request.model_copy(update={**asked, "env": {}})
-    began_at = told.get("began_at", time.time())  # not known of one that an older program noted
-    return ExecNote(request, began_at, told["queued_s"], told["trace_id"])
+    return ExecNote(request, told["began_at"], told["queued_s"], told["trace_id"])

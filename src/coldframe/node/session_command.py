@@ -83,7 +83,7 @@ class SessionCommand:
     def go_on(self, told: dict[str, Any]) -> None:
         """Another process had begun it, and `noted` this."""
         self.nonce, self.began = told["nonce"].encode(), tuple(told["began"])
-        self._ooms_before = told.get("ooms_before", self._ooms())  # older programs noted none
+        self._ooms_before = told["ooms_before"]
 
     def reason(self, code: int) -> Reason:
         """Say why it ended with a code of its own, as of a command that is no session's."""

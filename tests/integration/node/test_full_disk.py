@@ -11,6 +11,7 @@ import pytest
 
 from coldframe.gateway.health import HealthCheck
 from coldframe.host import orphans
+from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.node.node import Node
 from coldframe.node.settings import NodeSettings
@@ -24,8 +25,9 @@ from coldframe.protocol.models import (
 )
 from coldframe.runtimes.native import NativeRuntime
 from tests.fixtures.disks import MIB, break_pool, fill, pools_of, small_disk
+from tests.fixtures.restart import Services, accounted
 from tests.fixtures.runtime import ground_of
-from tests.fixtures.waiting import until_asked
+from tests.fixtures.waiting import until_asked, wait_until
 
 GIB = 1 << 30
 pytestmark = pytest.mark.root
@@ -140,3 +142,26 @@ async def test_node_whose_pool_broke_goes_on_with_another_and_so_does_the_next(
         assert list((tmp_path / "nodes").iterdir()) == []
     finally:
         orphans.end_left(tmp_path)
+
+
+def test_service_that_is_killed_on_a_full_disk_is_followed_by_another(
+    tmp_path: Path, image_store: ImageStore, busybox_image: Image
+) -> None:
+    """Its sandboxes run: who could not start again before room is made would lose their work."""
+    with (
+        small_disk(tmp_path / "disk", 2 * GIB) as disk,
+        accounted(Services(disk, image_store.root)) as services,
+    ):
+        services.start()
+        with services.client() as client, client.create_sandbox(busybox_image.name) as sandbox:
+            sandbox.exec("echo data > /kept; sync")
+            taken = fill(disk, 2 * MIB)
+            services.kill()
+            services.start()
+
+            assert sandbox.exec("cat /kept").stdout == b"data\n"
+            assert b"quota exceeded" in sandbox.exec("echo > /more").stderr
+            with pytest.raises(StorageFullError, match="make room"):
+                client.create_sandbox(busybox_image.name)
+            taken.unlink()
+            wait_until(lambda: sandbox.exec("echo > /more").ok)

@@ -134,6 +134,48 @@ def test_nothing_that_was_taken_is_lost_when_others_fill_the_disk(disk: Path) ->
             looking.join()
 
 
+def test_nothing_that_was_taken_is_lost_while_nobody_looks(disk: Path) -> None:
+    """A sandbox goes on writing after the process that looked has been killed."""
+    fill(disk, free=600 * MIB)
+    with closing(BtrfsStorage(disk, "abc123", size_bytes=GIB)) as storage:
+        upper = storage.make("sb-a", None)
+        piece = os.urandom(MIB)
+        with closing_fd(upper), closing_fd(_file(upper, "f")) as fd:
+            written = _write_until_refused(fd, piece)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            assert [at for at in range(written) if os.pread(fd, MIB, at * MIB) != piece] == []
+        assert 200 < written < 400
+        storage.look()
+        storage.settle({"sb-a"})
+        said = storage.why_read_only("sb-a")
+        assert "may be lost" not in said
+        assert "can only be read" not in said
+
+
+def _write_until_refused(fd: int, piece: bytes) -> int:
+    written = 0
+    with pytest.raises(OSError, match="quota"):
+        while written < 900 and os.write(fd, piece) == len(piece):
+            written += 1
+        os.write(fd, piece)
+    return written
+
+
+def test_who_goes_on_with_a_pool_lets_nothing_be_written_before_a_look(disk: Path) -> None:
+    """What the process before had stopped stays stopped."""
+    storage = BtrfsStorage(disk, "abc123", size_bytes=GIB)
+    with closing_fd(storage.make("sb-a", None)) as upper, closing_fd(_file(upper, "f")) as fd:
+        fill(disk, free=100 * MIB)
+        storage.look()
+        mounts = [os.dup(mount) for mount in storage.kept()]
+        storage.close()
+        with closing(BtrfsStorage(disk, "abc123", mounts=mounts)) as after:
+            assert after.settle({"sb-a"})
+            assert "nearly full" in after.why_read_only("sb-a")
+            assert _write_until_refused(fd, b"x") == 0
+
+
 def test_writes_that_were_lost_all_the_same_are_said(disk: Path) -> None:
     """Others may take all room within a moment: then who has written must know."""
     with closing(BtrfsStorage(disk, "abc123", size_bytes=GIB)) as storage:

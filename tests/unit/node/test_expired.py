@@ -67,18 +67,22 @@ def test_more_owners_than_ids_keep_the_newest(tmp_path: Path) -> None:
 def test_disk_that_is_full_at_the_next_start_costs_no_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be written anew is still there for the process after that."""
+    """It needs no room; where another size is wanted, what was there stays for a later process."""
     path = tmp_path / "expired"
     add(ExpiredIds(4, path), None, ["op"])
 
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        ExpiredIds(4, path)
+        ids = ExpiredIds(4, path)
+        assert "op" in ids
+        ids.add("other", None)
+        with pytest.raises(OSError, match="No space"):
+            ExpiredIds(5, path)
 
-    assert "op" in ExpiredIds(4, path)
+    assert refused(ExpiredIds(4, path), "op", "other") == ["op", "other"]
 
 
 def test_file_that_is_none_refuses_nothing(tmp_path: Path) -> None:

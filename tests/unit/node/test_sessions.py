@@ -45,6 +45,7 @@ def _left(node: Node, sandbox_id: str, session_id: str, request: ExecRequest) ->
         "result": None,
         "nonce": "s0123456789abcdef",
         "began": note["at"],
+        "ooms_before": 0,
         "ended": (0, 0),
         "began_at": time.time(),
         "queued_s": 0.0,
