@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -10,18 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coldframe.host import syscalls
 from coldframe.images.trees import NO_SPACE
 from coldframe.protocol.errors import StorageFullError
 
 
 def sync_file_system(path: Path) -> None:
     """Wait until everything written to the file system of `path` is on disk. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if libc.syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+        syscalls.syncfs(fd)
     finally:
         os.close(fd)
 

@@ -15,6 +15,7 @@ from coldframe.inference.dialects import Asked, Dialect, RefusedError
 from coldframe.inference.engine import Engine, EngineFailedError, EngineSettings
 from coldframe.inference.evidence import CAPTURE, Evidence, examine
 from coldframe.inference.journal import digest_of
+from coldframe.inference.prompts import held_to_prompt
 from coldframe.protocol.errors import InferenceError, InvalidRequestError
 from coldframe.trajectories.base import DIGEST
 from coldframe.trajectories.calls import Budget, CallLine, Level, Retry
@@ -231,7 +232,8 @@ class Proxy:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
-        evidence = examine(answered.body, attempt.line.capture)
+        examined = examine(answered.body, attempt.line.capture)
+        evidence = held_to_prompt(examined, asked.body["messages"])
         attempt.tokens += evidence.completion_tokens or 0
         return Outcome(
             answer=answered.body,

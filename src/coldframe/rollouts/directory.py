@@ -31,6 +31,7 @@ from coldframe.trajectories.store import (
     TrajectoryInvalidError,
     read_regular,
     read_trajectory,
+    sync_file,
     write_json,
     write_trajectory,
 )
@@ -162,7 +163,9 @@ class RunDirectory:
         return value
 
     def save(self, key: AttemptKey, trajectory: Trajectory) -> None:
-        """Write an attempt's result; afterwards it survives loss of power."""
+        """Write an attempt's result; afterwards it survives loss of power, its tokens too."""
+        with contextlib.suppress(FileNotFoundError):  # nothing was captured
+            sync_file(self.calls(key))
         write_trajectory(self.attempts / str(key), trajectory, self.blobs)
 
     def results(self) -> dict[AttemptKey, Trajectory]:

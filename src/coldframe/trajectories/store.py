@@ -158,7 +158,8 @@ class BlobStore:
         paths = {self.path(ref.sha256) for ref in refs}
         for path in paths:
             sync_file(path)
-        for directory in {path.parent for path in paths}:
+        # What holds them may have been made for them.
+        for directory in {path.parent for path in paths} | ({self.root} if paths else set()):
             sync_directory(directory)
 
     def get(self, ref: BlobRef) -> bytes:
@@ -206,6 +207,7 @@ def write_trajectory(directory: Path, trajectory: Trajectory, blobs: BlobStore) 
     path = directory / TRAJECTORY_FILE
     blobs.sync(references(trajectory))
     write_json(path, trajectory.model_dump(mode="json"))
+    sync_directory(directory.parent)
     if read_trajectory(path, blobs) != trajectory:
         raise TrajectoryInvalidError(f"{path}: reading it back gives another trajectory")
 

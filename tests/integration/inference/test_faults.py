@@ -159,6 +159,42 @@ async def test_tokens_of_sglangs_form_are_captured_as_they_are(
         bench.assert_is_the_engines_log()
 
 
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+SHOWN: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}
+        ]
+    },
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}]
+    },
+    "/v1/messages": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "image", "source": {"type": "url", "url": IMAGE}}],
+            }
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("path", SHOWN)
+async def test_prompt_with_an_image_is_not_captured_as_tokens(bench: Bench, path: str) -> None:
+    """Every image of a size has the same ids: training on them is training on another prompt."""
+    async with bench.client(bench.mint()) as client:
+        answer = await client.post(path, json=SHOWN[path])
+        assert answer.status_code == 200, answer.text
+
+    captured = bench.calls()
+    (turn,) = captured.turns
+    assert captured.level is Level.LOGPROBS
+    assert turn.call.prompt_token_ids is None
+    assert "'image_url', of which ids tell nothing" in turn.call.flaws[0]
+    assert bench.proxy.end("a")[0].endswith("of which ids tell nothing")
+
+
 BROKEN: dict[str, Fault] = {
     "hangs up": Raw(b'{"choices": [', 1000),
     "is no JSON": Raw(b"<html>"),

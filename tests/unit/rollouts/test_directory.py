@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,31 @@ def test_differences_tell_true_from_one() -> None:
         "b: 2 is now null",
         "c: null is now 2",
     ]
+
+
+def test_result_is_on_disk_with_the_tokens_and_blobs_that_it_rests_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of power a result without its journal could never be trained on, nor made again:
+    what has a result is not."""
+    directory, key = RunDirectory(tmp_path), AttemptKey("one", 0, 0)
+    made = trajectory(directory.blobs)
+    directory.calls(key).parent.mkdir(parents=True)
+    directory.calls(key).write_text("{}\n")
+    synced: list[Path] = []
+
+    def sync(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", sync)
+    directory.save(key, made)
+
+    blobs = {path for path in directory.blobs.root.rglob("*") if path.is_file()}
+    held = {above for path in blobs for above in path.relative_to(tmp_path).parents}
+    assert blobs
+    assert {*blobs, directory.calls(key), directory.attempts / str(key)} <= {*synced}
+    assert {directory.attempts} | {tmp_path / one for one in held} - {tmp_path} <= {*synced}
+    results = [one for one in synced if one.name.startswith(".trajectory")]
+    assert synced.index(directory.calls(key)) < synced.index(results[0])
