@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request, WebSocket, status
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -108,6 +108,7 @@ def make_app(made: Service) -> FastAPI:
     app.add_exception_handler(ColdframeError, _answer_ours)
     app.add_exception_handler(BrokenPipeError, _answer_ours)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(WebSocketRequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_fault)
@@ -146,6 +147,10 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
 async def _answer_invalid(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, RequestValidationError)
+    return _invalid(error)
+
+
+def _invalid(error: RequestValidationError | WebSocketRequestValidationError) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     return failures.answer(InvalidRequestError(f"{where}: {first['msg']}"))
@@ -172,6 +177,11 @@ async def _answer_http(request: Request, error: Exception) -> Response:
         }
         headers["Allow"] = ", ".join(sorted(taken))
     return Response(told.body, error.status_code, headers, "application/json")
+
+
+async def _refuse_invalid(socket: WebSocket, error: Exception) -> None:
+    assert isinstance(error, WebSocketRequestValidationError)
+    await socket.send_denial_response(_invalid(error))
 
 
 async def _refuse_socket(socket: WebSocket) -> None:

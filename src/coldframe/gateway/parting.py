@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from coldframe.gateway.joined import Joined
-from coldframe.gateway.protocol import Bounded, Lasting
+from coldframe.gateway.lasting import Lasting
+from coldframe.gateway.protocol import Bounded
 
 log = logging.getLogger("coldframe.gateway")
 

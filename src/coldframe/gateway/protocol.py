@@ -17,11 +17,11 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from coldframe.gateway.exchange import Exchange, Taker
 from coldframe.gateway.heads import Heads, ends_with_message
 from coldframe.gateway.joined import Joined
+from coldframe.gateway.lasting import Lasting
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, NotPermittedError
 from coldframe.protocol.wire import ERROR_TRAILER, error_body
 
@@ -314,6 +314,13 @@ class Bounded(HttpToolsProtocol):
                 self._note(408)
             self.transport.close()
 
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection on; take note if it is refused at once."""
+        super().handle_websocket_upgrade()
+        refused = cast(Lasting, self.transport.get_protocol()).refused
+        if refused is not None:
+            self._note(refused)
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request."""
         del msg
@@ -328,29 +335,6 @@ class Bounded(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
-
-
-class Lasting(WebSocketsSansIOProtocol):
-    """A WebSocket that goes on while commands come to their end, and is closed after them."""
-
-    async def send(self, message: Any) -> None:
-        """Send; a handshake that was answered by a refusal is over, too."""
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and self.close_sent:
-            self.handshake_complete = True  # else uvicorn reports a fault of ours
-
-    def shutdown(self) -> None:
-        """Leave it open: whoever is attached to a command is still to hear the rest of it."""
-        if not self.handshake_complete:
-            super().shutdown()
-
-    def end(self) -> None:
-        """Close it: the service ends."""
-        super().shutdown()
-
-    def is_answering(self) -> bool:
-        """Whether more may be said on it."""
-        return not self.transport.is_closing()
 
 
 def _peer(transport: asyncio.Transport) -> tuple[int | None, int | None]:

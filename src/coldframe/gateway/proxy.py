@@ -84,6 +84,8 @@ class PortProxy:
                 await carry(scope, receive, send, passage, (reader, writer))
             else:
                 await _Exchange(passage, reader, writer).run(scope, receive, send)
+        except PortUnreachableError as error:
+            await _refuse(scope, receive, send, error)
         finally:
             writer.transport.abort()
 

@@ -17,6 +17,7 @@ from websockets.uri import parse_uri
 
 from coldframe.gateway.context import until_one_ends
 from coldframe.gateway.proxy_headers import Headers, Passage
+from coldframe.protocol.errors import PortUnreachableError
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -34,12 +35,15 @@ async def carry(
     passage: Passage,
     connection: Connection,
 ) -> None:
-    """Join both until one closes; the other is closed with the same code."""
+    """Join both until one closes; the other is closed with the same code.
+
+    Raises:
+        PortUnreachableError: there is no WebSocket; nothing was sent.
+    """
     inner = _Inner(scope, passage, connection)
     response = await inner.open()
     if response is None:
-        await send({"type": "websocket.close", "code": 1014, "reason": "no WebSocket there"})
-        return
+        raise PortUnreachableError(f"port {passage.port} does not answer by WebSocket")
     if (await receive())["type"] != "websocket.connect":
         return
     cookies = [(b"set-cookie", value.encode()) for value in response.get_all("set-cookie")]

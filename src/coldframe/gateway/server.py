@@ -27,8 +27,9 @@ from coldframe.gateway.express import Door
 from coldframe.gateway.failures import Faultless
 from coldframe.gateway.guard import Admission, Guard, by_key, by_socket, is_loopback
 from coldframe.gateway.handover import Handover, require_program
+from coldframe.gateway.lasting import Lasting
 from coldframe.gateway.parting import Conversation, part
-from coldframe.gateway.protocol import Lasting, bounded
+from coldframe.gateway.protocol import bounded
 from coldframe.gateway.proxy import ByUrl
 from coldframe.gateway.proxy_websocket import LARGEST_MESSAGE
 from coldframe.gateway.served import Served
