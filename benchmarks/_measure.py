@@ -57,11 +57,10 @@ class Baseline:
 @asynccontextmanager
 async def baseline() -> AsyncIterator[Baseline]:
     """A worker of the spawner that only measures; it holds no sandbox."""
-    node_id = new_node_id()
-    cgroups = make_node_cgroups(node_id)
+    cgroups = make_node_cgroups(new_node_id())
     try:
         with tempfile.TemporaryDirectory(prefix="coldframe-bench-") as scratch:
-            config = SpawnerConfig(node_id, Path(scratch), Path(scratch), cgroups.paths, workers=1)
+            config = SpawnerConfig(Path(scratch), Path(scratch), cgroups.paths, workers=1)
             spawner = Spawner(config, gone=lambda _: None, lost=lambda _: None)
             await spawner.start()
             try:

@@ -36,9 +36,6 @@ static void listener_ready(struct source *, uint32_t)
 		close(fd);
 		return;
 	}
-	fd = slot_free(fd);
-	if (fd < 0)
-		return;
 	loop_remove(attach.listener);
 	attach.listening = false;
 	connection_open(fd);

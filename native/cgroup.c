@@ -23,20 +23,26 @@
 
 static struct cgroup_bases *const bases = &worker.cgroups;
 
-const char *const controller_names[CONTROLLERS] = {"memory", "cpu", "pids"};
+static const char *const controller_names[CONTROLLERS] = {"memory", "cpu", "pids"};
 
-static bool is_word(const char *text, size_t len, const char *word)
+/* What follows "NAME=", or NULL. */
+static const char *path_of(const char *named, const char *name)
 {
-	return strlen(word) == len && memcmp(text, word, len) == 0;
+	size_t len = strlen(name);
+
+	return strncmp(named, name, len) == 0 && named[len] == '=' ? named + len + 1 : NULL;
 }
 
-int cgroups_use(const char *name, size_t len, const char *path)
+int cgroups_use(const char *named)
 {
-	int *place = is_word(name, len, "unified") ? &bases->unified : NULL;
+	const char *path = path_of(named, "unified");
+	int *place = &bases->unified;
 
-	for (int i = 0; i < CONTROLLERS && !place; i++)
-		place = is_word(name, len, controller_names[i]) ? &bases->v1[i] : NULL;
-	if (!place || *place >= 0)
+	for (int i = 0; i < CONTROLLERS && !path; i++) {
+		path = path_of(named, controller_names[i]);
+		place = &bases->v1[i];
+	}
+	if (!path || *place >= 0)
 		return -EINVAL;
 	return *place = check(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC));
 }
@@ -72,25 +78,20 @@ int cgroups_finish(void)
 	return 0;
 }
 
-static int make_directory(int base, const char *id)
-{
-	return check(mkdirat(base, id, 0755));
-}
-
 /* Below a sandbox the controllers only count, per exec; a kernel without one counts less. */
 static int split_sandbox(struct sandbox *sandbox)
 {
 	(void)write_file_at(sandbox->cgroup, "cgroup.subtree_control", "+memory");
 	(void)write_file_at(sandbox->cgroup, "cgroup.subtree_control", "+io");
-	return make_directory(sandbox->cgroup, "init");
+	return check(mkdirat(sandbox->cgroup, "init", 0755));
 }
 
 int cgroup_create(struct sandbox *sandbox)
 {
-	TRY(make_directory(bases->unified, sandbox->id));
+	TRY(check(mkdirat(bases->unified, sandbox->id, 0755)));
 	for (int i = 0; i < CONTROLLERS; i++)
 		if (bases->v1[i] >= 0)
-			TRY(make_directory(bases->v1[i], sandbox->id));
+			TRY(check(mkdirat(bases->v1[i], sandbox->id, 0755)));
 	TRY(sandbox->cgroup = check(openat(bases->unified, sandbox->id,
 					   O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)));
 	return bases->split ? split_sandbox(sandbox) : 0;

@@ -198,14 +198,15 @@ static int limit_bounding_set(bool out_of_reach)
 	return 0;
 }
 
-static int take_identity(const struct exec_spec *spec)
+static int take_identity(const struct launch *launch)
 {
+	const struct exec_spec *spec = &launch->spec;
 	bool apart = spec->flags & EXEC_FLAG_OUT_OF_REACH;
 
 	TRY((int)raw(setgroups, spec->group_count, spec->groups));
 	TRY((int)raw(setresgid, spec->gid, spec->gid, spec->gid));
 	TRY(limit_bounding_set(apart));
-	if (spec->flags & EXEC_FLAG_NO_NEW_PRIVS)
+	if (launch->no_new_privs)
 		TRY((int)raw(prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	TRY(seccomp_install());
 	if (apart)
@@ -273,7 +274,7 @@ static int set_up(struct launch *launch)
 	launch->stage = "join";
 	TRY(join_user_namespace(held.pidfd));
 	launch->stage = "user";
-	TRY(take_identity(spec));
+	TRY(take_identity(launch));
 	launch->stage = "cwd";
 	TRY((int)raw(chdir, spec->cwd));
 	launch->stage = "enter cgroups";

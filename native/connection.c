@@ -23,13 +23,6 @@ struct unsent {
 	uint8_t data[];
 };
 
-/* Descriptors that came with the first byte of one frame. */
-struct batch {
-	bool lost; /* there was no room for them in this process */
-	unsigned count;
-	int fds[MAX_DESCRIPTORS];
-};
-
 /* Most pages of these are never touched. */
 static uint8_t in[RECEIVE_MAX + 1]; /* one for a terminator */
 static uint8_t out[4 + MAX_FRAME];
@@ -62,12 +55,6 @@ static void arm(void)
 	loop_add(connection.fd, &connection.source, events);
 }
 
-static void close_batch(struct batch *batch)
-{
-	while (batch->count)
-		close_quietly(&batch->fds[--batch->count]);
-}
-
 /* Drop what was to be sent. */
 static void drop_unsent(void)
 {
@@ -87,11 +74,8 @@ static void lose(void)
 	if (!connection.alive)
 		return;
 	connection.alive = false;
-	loop_remove(connection.fd);
-	close_quietly(&connection.fd);
-	if (connection.client >= 0)
-		loop_remove(connection.client);
-	close_quietly(&connection.client);
+	loop_close(&connection.fd);
+	loop_close(&connection.client);
 	while (connection.batch_count)
 		close_batch(&connection.batches[--connection.batch_count]);
 	drop_unsent();
@@ -180,8 +164,7 @@ static int queue(const struct builder *b, size_t sent)
 
 struct builder *answer_begin(enum type type, uint64_t request)
 {
-	build_begin(&connection.builder, out, sizeof(out), (uint16_t)type,
-		    request);
+	build_begin(&connection.builder, out, sizeof(out), (uint16_t)type, request);
 	return &connection.builder;
 }
 
@@ -260,44 +243,6 @@ static void flush(void)
 	arm();
 }
 
-/* musl's CMSG_NXTHDR does not keep to our warnings. */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wsign-conversion"
-static int take_descriptors(struct msghdr *message)
-{
-	/* One read brings the descriptors of one frame at most: the last that begins in it. */
-	struct batch batch = {.lost = message->msg_flags & MSG_CTRUNC};
-
-	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
-	     header = CMSG_NXTHDR(message, header)) {
-		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
-			continue;
-		for (size_t i = 0; i < count; i++) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
-			if (batch.count == MAX_DESCRIPTORS)
-				close(fd);
-			else
-				batch.fds[batch.count++] = fd;
-		}
-	}
-	if (batch.lost)
-		close_batch(&batch);
-	else if (!batch.count)
-		return 0;
-	if (connection.batch_count == BATCHES_MAX) {
-		close_batch(&batch);
-		return -EPROTO;
-	}
-	connection.batches[connection.batch_count++] = batch;
-	return 0;
-}
-
-#pragma GCC diagnostic pop
-
 /* The descriptors of the frame that comes next. Returns 0, or -EPROTO: they are not as many. */
 static int next_batch(unsigned wanted, struct batch *batch)
 {
@@ -353,27 +298,24 @@ static int handle_frames(void)
 	return 0;
 }
 
+/* One read brings the descriptors of one frame at most: the last that begins in it. */
 static int receive(void)
 {
-	union descriptors control;
-	struct iovec part = {
-		.iov_base = in + connection.have,
-		.iov_len = RECEIVE_MAX - connection.have,
-	};
-	struct msghdr message = {
-		.msg_iov = &part,
-		.msg_iovlen = 1,
-		.msg_control = &control,
-		.msg_controllen = sizeof(control),
-	};
-	ssize_t got = recvmsg(connection.fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	struct batch batch;
+	ssize_t got = receive_with(connection.fd, in + connection.have,
+				   RECEIVE_MAX - connection.have, MSG_DONTWAIT, &batch);
 
-	if (got < 0)
-		return errno == EINTR ? 0 : -errno;
-	if (got == 0)
-		return -ECONNRESET;
+	if (got <= 0)
+		return got ? (int)got : -ECONNRESET;
 	connection.have += (size_t)got;
-	return take_descriptors(&message);
+	if (!batch.lost && !batch.count)
+		return 0;
+	if (connection.batch_count == BATCHES_MAX) {
+		close_batch(&batch);
+		return -EPROTO;
+	}
+	connection.batches[connection.batch_count++] = batch;
+	return 0;
 }
 
 static void ready(struct source *, uint32_t events)

@@ -198,31 +198,23 @@ static void note_namespaces(struct sandbox *sandbox)
 
 /* --- the steps ----------------------------------------------------------------------- */
 
-/*
- * All that needs neither image nor limits, up to a pid 1 that waits for its configuration. What the
- * tests ask for fails when it has been done, so that there is something to undo.
- */
+/* All that needs neither image nor limits, up to a pid 1 that waits for its configuration. */
 static int make_blank(struct sandbox *sandbox, bool ahead, const char *inject, int *userns,
 		      const char **stage)
 {
 	auto_close int their_end = -1, dev = -1;
 
-	*stage = "cgroup";
+	TRY(begin_step("cgroup", inject, stage));
 	TRY(cgroup_create(sandbox));
-	TRY(injected(inject, *stage));
-	*stage = "channel";
+	TRY(begin_step("channel", inject, stage));
 	TRY(open_channel(sandbox, ahead, inject, &their_end));
-	TRY(injected(inject, *stage));
-	*stage = "clone";
+	TRY(begin_step("clone", inject, stage));
 	TRY(clone_first(sandbox, their_end, stage));
-	TRY(injected(inject, *stage));
 	/* Pid 1 starts meanwhile; with its ids it makes the mounts that need no root. */
-	*stage = "map";
-	TRY(injected(inject, *stage));
+	TRY(begin_step("map", inject, stage));
 	TRY(map_ids(sandbox));
 	TRY(open_userns(sandbox, userns));
-	*stage = "devices";
-	TRY(injected(inject, *stage));
+	TRY(begin_step("devices", inject, stage));
 	TRY(dev = rootfs_take_dev(*userns, sandbox->id_base));
 	return tell(sandbox, "", 1, dev);
 }
@@ -234,15 +226,12 @@ static int make_rest(struct sandbox *sandbox, const struct create_spec *spec, in
 
 	TRY(tell_config(sandbox, spec));
 	TRY(sandbox->root = rootfs_make(&spec->root, sandbox->id_base, userns, stage));
-	*stage = "go";
-	TRY(injected(inject, *stage));
+	TRY(begin_step("go", inject, stage));
 	TRY(tell(sandbox, "", 1, sandbox->root));
 	/* What can wait is done while pid 1 does its last steps. */
-	*stage = "writable";
-	TRY(injected(inject, *stage));
+	TRY(begin_step("writable", inject, stage));
 	TRY(rootfs_check(sandbox->root, sandbox->id_base));
-	*stage = "limits";
-	TRY(injected(inject, *stage));
+	TRY(begin_step("limits", inject, stage));
 	return cgroup_limit(sandbox, stage);
 }
 
@@ -316,7 +305,6 @@ void prepared(struct sandbox *sandbox)
 
 int sandbox_create(struct request *r, const struct create_spec *spec)
 {
-	uint64_t began_ns = now_ns();
 	struct sandbox *sandbox = sandbox_find(spec->id);
 	bool blank = sandbox && sandbox->state == SANDBOX_BLANK;
 	const char *stage = "map";
@@ -330,7 +318,6 @@ int sandbox_create(struct request *r, const struct create_spec *spec)
 	sandbox->state = SANDBOX_STARTING;
 	sandbox->create_request = spec->request;
 	sandbox->expires_ns = spec->keep.expires_ns;
-	sandbox->began_ns = began_ns;
 	sandbox->no_new_privs = spec->flags & CREATE_FLAG_NO_NEW_PRIVS;
 	sandbox->limits = spec->limits;
 	if (spec->keep.note && !keep(spec->id, KEPT_SANDBOX, &spec->keep, &error))
@@ -342,12 +329,11 @@ int sandbox_create(struct request *r, const struct create_spec *spec)
 
 void answer_created(struct sandbox *sandbox, uint64_t request)
 {
-	uint64_t numbers[NAMESPACE_KINDS + 2];
+	uint64_t numbers[NAMESPACE_KINDS + 1];
 	struct builder *b = answer_begin(TYPE_CREATED, request);
 
 	numbers[0] = (uint64_t)sandbox->pid;
 	memcpy(numbers + 1, sandbox->namespaces, sizeof(sandbox->namespaces));
-	numbers[NAMESPACE_KINDS + 1] = now_ns() - sandbox->began_ns;
 	build_text(b, TAG_SANDBOX, sandbox->id);
 	build_u64s(b, TAG_CREATED_NUMBERS, numbers, ARRAY_LEN(numbers));
 	build_fd(b, TAG_ROOT_FD, sandbox->root);

@@ -107,7 +107,7 @@ static void add_leftover(pid_t host_pid, void *context)
 
 	if (process_read(leftovers->exec, host_pid, &process) == 0)
 		build_process(leftovers->b, TAG_LEFTOVER, &process,
-			      (uint64_t[]){(uint64_t)host_pid, (uint64_t)process.pid}, 2);
+			      (uint64_t[]){(uint64_t)process.pid}, 1);
 }
 
 static void build_stream(struct builder *b, struct stream *stream, uint16_t data, uint16_t fd)
@@ -127,14 +127,12 @@ static void answer_end(struct exec *exec, int status, enum reason reason, uint64
 		       const struct usage *usage)
 {
 	bool signalled = WIFSIGNALED(status);
-	uint64_t took = now_ns() - exec->began_ns;
-	uint64_t numbers[14] = {
+	uint64_t numbers[] = {
 		signalled ? 2u : 1u,
 		(uint64_t)(signalled ? WTERMSIG(status) : WEXITSTATUS(status)),
 		reason,
 		exec->began_real_ns,
-		exec->began_real_ns + took,
-		took,
+		now_ns() - exec->began_ns,
 		usage->user_us,
 		usage->system_us,
 		usage->peak_bytes,
@@ -181,8 +179,7 @@ static void keep_leftovers(struct exec *exec)
 {
 	exec->watch = cgroup_exec_watch(exec);
 	/* It may have become empty before the watch began; and a watch may be refused. */
-	timer_set(&exec->timer,
-		  now_ns() + (exec->watch < 0 ? 100 : 20) * NS_PER_MS);
+	timer_in(&exec->timer, (exec->watch < 0 ? 100 : 20) * NS_PER_MS);
 }
 
 static void conclude(struct exec *exec)
@@ -222,8 +219,7 @@ static void conclude(struct exec *exec)
 static void conclude_when_dead(struct exec *exec)
 {
 	if (exec->killed && exec->tries++ < DEATH_TRIES && cgroup_exec_populated(exec))
-		timer_set(&exec->timer, now_ns() +
-						(exec->tries < 20 ? 1 : 20) * NS_PER_MS);
+		timer_in(&exec->timer, (exec->tries < 20 ? 1 : 20) * NS_PER_MS);
 	else
 		conclude(exec);
 }
@@ -289,8 +285,7 @@ void exec_check_cgroup(struct exec *exec)
 		return;
 	if (cgroup_exec_remove(exec) < 0) {
 		if (exec->killed || exec->watch < 0 || exec->tries < 10)
-			timer_set(&exec->timer, now_ns() +
-							(exec->tries++ < 20 ? 2 : 100) * NS_PER_MS);
+			timer_in(&exec->timer, (exec->tries++ < 20 ? 2 : 100) * NS_PER_MS);
 		slow_down(exec->sandbox);
 		return;
 	}
@@ -317,8 +312,7 @@ static void check_killed(struct exec *exec)
 	}
 	if (running)
 		cgroup_exec_kill(exec);
-	timer_set(&exec->timer,
-		  now_ns() + (running ? 50u * exec->tries : 50u) * NS_PER_MS);
+	timer_in(&exec->timer, (running ? 50u * exec->tries : 50u) * NS_PER_MS);
 }
 
 void exec_kill(struct exec *exec, enum reason cause)
@@ -400,12 +394,12 @@ void exec_cgroup_event(int watch)
 
 /* --- the start ----------------------------------------------------------------------- */
 
-struct exec *exec_new(const struct exec_spec *spec)
+struct exec *exec_new(struct request *r, const struct exec_spec *spec)
 {
 	struct exec *exec = calloc(1, sizeof(*exec));
 
 	if (exec && timers_reserve() == 0)
-		exec->launch = launch_new(spec, exec);
+		exec->launch = launch_new(r, spec, exec);
 	if (!exec || !exec->launch) {
 		free(exec);
 		return NULL;

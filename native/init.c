@@ -43,8 +43,7 @@ static const char *inject = order.inject; /* the step that shall fail */
 
 static void report(const struct report *message)
 {
-	while (send(CHANNEL, message, sizeof(*message), MSG_NOSIGNAL) < 0 && errno == EINTR)
-		;
+	send(CHANNEL, message, sizeof(*message), MSG_NOSIGNAL);
 }
 
 static int receive(void *data, size_t len, int *fd)
@@ -69,22 +68,17 @@ static int become_root(void)
 }
 
 static int make_mount(const char *type, const char *path, unsigned attributes,
-		      const char *const options[][2])
+		      const mount_option *options)
 {
-	auto_close int fs = sys_fsopen(type);
-	auto_close int mount = -1;
+	auto_close int mount = new_mount(type, attributes, options);
 
-	TRY(fs);
-	for (size_t i = 0; options && options[i][0]; i++)
-		TRY(sys_fsset(fs, options[i][0], options[i][1]));
-	TRY(mount = sys_fsmount(fs, attributes));
-	return sys_attach(mount, path);
+	return mount < 0 ? mount : sys_attach(mount, path);
 }
 
 static int make_devpts(void)
 {
 	/* The machine has a few thousand for all sandboxes together. */
-	static const char *const options[][2] = {
+	static const mount_option options[] = {
 		{"gid", "5"}, {"mode", "620"}, {"ptmxmode", "666"}, {"max", "128"}, {NULL, NULL}};
 
 	return make_mount("devpts", NEW_DEV "/pts", ATTR_NOSUID | ATTR_NOEXEC, options);
@@ -93,7 +87,7 @@ static int make_devpts(void)
 static int make_shm(void)
 {
 	char size[24];
-	const char *const options[][2] = {{"mode", "1777"}, {"size", size}, {NULL, NULL}};
+	const mount_option options[] = {{"mode", "1777"}, {"size", size}, {NULL, NULL}};
 
 	snprintf(size, sizeof(size), "%llu", (unsigned long long)config.shm_bytes);
 	return make_mount("tmpfs", NEW_DEV "/shm", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, options);

@@ -19,7 +19,7 @@
 #define PAGE_BYTES (1u << 20)
 
 struct kept {
-	struct kept *prev, *later; /* in the order in which they came */
+	struct link order; /* in which they came */
 	struct kept *next; /* in its hash chain */
 	uint64_t serial;
 	char name[ID_MAX + 1];
@@ -34,7 +34,7 @@ struct kept {
 };
 
 static struct kept *table[BUCKETS];
-static struct kept *first, *last;
+static struct link all = RING(all);
 static uint64_t serials;
 
 static struct kept **chain_of(const char *name)
@@ -120,8 +120,7 @@ static void unlist(struct kept *kept)
 	while (*link != kept)
 		link = &(*link)->next;
 	*link = kept->next;
-	*(kept->prev ? &kept->prev->later : &first) = kept->later;
-	*(kept->later ? &kept->later->prev : &last) = kept->prev;
+	unlink_one(&kept->order);
 }
 
 static void release(struct kept *kept)
@@ -153,9 +152,7 @@ struct kept *keep(const char *name, enum kept_kind kind, const struct keep_spec 
 	kept->serial = ++serials;
 	kept->next = *chain_of(name);
 	*chain_of(name) = kept;
-	kept->prev = last;
-	*(last ? &last->later : &first) = kept;
-	last = kept;
+	link_last(&all, &kept->order);
 	return kept;
 }
 
@@ -265,16 +262,20 @@ int handle_kept_list(struct request *r)
 	uint64_t after = 0;
 	unsigned entries = 0;
 	struct builder *b;
-	struct kept *kept = first;
 
 	TRY(TAKE(r, NUMBERS(TAG_AFTER, &after, 1)));
-	while (kept && kept->serial <= after)
-		kept = kept->later;
 	b = answer_begin(TYPE_KEPT_PAGE, r->frame->request);
-	for (; kept && entries < PAGE_ENTRIES && b->len + kept->note_len < PAGE_BYTES &&
-	       b->descriptors + kept->count <= MAX_DESCRIPTORS;
-	     kept = kept->later, entries++)
+	for (struct link *link = all.next; link != &all && entries < PAGE_ENTRIES; link = link->next) {
+		const struct kept *kept = container_of(link, struct kept, order);
+
+		if (kept->serial <= after)
+			continue;
+		if (b->len + kept->note_len >= PAGE_BYTES ||
+		    b->descriptors + kept->count > MAX_DESCRIPTORS)
+			break;
 		build_kept(b, kept);
+		entries++;
+	}
 	answer_send(b);
 	return 0;
 }

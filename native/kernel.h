@@ -1,4 +1,4 @@
-/* System calls and constants that libc headers of the supported age lack; each returns -errno. */
+/* System calls and constants that libc lacks or that clash with the kernel's; each returns -errno. */
 #pragma once
 
 #include <fcntl.h>
@@ -9,26 +9,6 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
-
-#ifndef SYS_open_tree
-#define SYS_open_tree 428
-#define SYS_move_mount 429
-#define SYS_fsopen 430
-#define SYS_fsconfig 431
-#define SYS_fsmount 432
-#endif
-#ifndef SYS_clone3
-#define SYS_clone3 435
-#endif
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-#ifndef SYS_openat2
-#define SYS_openat2 437
-#endif
-#ifndef SYS_mount_setattr
-#define SYS_mount_setattr 442
-#endif
 
 #define CLOSE_UNSHARE 2u /* CLOSE_RANGE_UNSHARE */
 #define EMPTY_PATH 0x1000 /* AT_EMPTY_PATH */
@@ -136,6 +116,11 @@ static inline int sys_fsmount(int fs, unsigned attributes)
 
 	return error ? error : (int)raw(fsmount, fs, 1 /* FSMOUNT_CLOEXEC */, attributes);
 }
+
+/* Name and value of what a file system is set to, up to a pair of NULLs. */
+typedef const char *const mount_option[2];
+/* A detached mount of a file system of its own; or -errno. */
+int new_mount(const char *type, unsigned attributes, const mount_option *options);
 
 static inline int sys_mount_setattr(int dir, const char *path, unsigned flags,
 				    struct mount_attributes *attributes)

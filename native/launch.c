@@ -34,6 +34,7 @@
 
 #include "kernel.h"
 #include "launch.h"
+#include "request.h"
 
 #define STACK_SIZE (64u << 10)
 #define SPARES_MAX 64u
@@ -210,7 +211,12 @@ static void give_back(struct launch *launch)
 	spare_count++;
 }
 
-struct launch *launch_new(const struct exec_spec *spec, struct exec *exec)
+static int *held_fd(struct exec_spec *spec, size_t index)
+{
+	return index ? &spec->extra[index - 1].fd : &spec->in;
+}
+
+struct launch *launch_new(struct request *r, const struct exec_spec *spec, struct exec *exec)
 {
 	const struct sandbox *sandbox = spec->sandbox;
 	struct launch *launch = take_spare();
@@ -223,43 +229,24 @@ struct launch *launch_new(const struct exec_spec *spec, struct exec *exec)
 		.stacks = launch->stacks,
 		.pidfd = -1,
 		.pty = spec->flags & EXEC_FLAG_PTY,
+		.no_new_privs = sandbox->no_new_privs,
 	};
 	for (int i = 0; i < CONTROLLERS; i++)
 		launch->limited[i] = worker.cgroups.v1[i] >= 0 && sandbox->limits.of[i];
-	if (sandbox->no_new_privs)
-		launch->spec.flags |= EXEC_FLAG_NO_NEW_PRIVS;
 	snprintf(launch->tasks, sizeof(launch->tasks), "%s/tasks", sandbox->id);
 	if (copy_strings(launch, spec) < 0) {
 		give_back(launch);
 		return NULL;
 	}
+	for (size_t i = 0; i <= spec->extra_count; i++)
+		*held_fd(&launch->spec, i) = keep_fd(r, *held_fd(&launch->spec, i));
+	launch->held = true;
 	return launch;
 }
 
 const struct exec_spec *launch_spec(const struct launch *launch)
 {
 	return &launch->spec;
-}
-
-static int *held_fd(struct exec_spec *spec, size_t index)
-{
-	return index ? &spec->extra[index - 1].fd : &spec->in;
-}
-
-int launch_hold(struct launch *launch)
-{
-	int error = 0;
-
-	/* After a failure the rest stays the request's alone. */
-	for (size_t i = 0; i <= launch->spec.extra_count; i++) {
-		int *fd = held_fd(&launch->spec, i);
-
-		if (*fd >= 0)
-			*fd = error ? -1 : dup_cloexec(*fd);
-		error = *fd < -1 ? *fd : error;
-	}
-	launch->held = true;
-	return error;
 }
 
 /* The numbers stay: they say what is in the slots. */
@@ -301,8 +288,7 @@ static void joiner_ended(struct source *source, uint32_t)
 
 	if (launch->pidfd < 0 || !over(launch))
 		return;
-	loop_remove(launch->pidfd);
-	close_quietly(&launch->pidfd);
+	loop_close(&launch->pidfd);
 	if (launch->exec)
 		exec_launched(launch->exec);
 	else
@@ -458,9 +444,7 @@ int launch_measure(const char *path, uint64_t *durations, size_t count)
 
 		if (pid < 0)
 			return (int)pid;
-		while (waitpid((pid_t)pid, &status, 0) < 0)
-			if (errno != EINTR)
-				return -errno;
+		TRY(check(waitpid((pid_t)pid, &status, 0)));
 		durations[i] = now_ns() - began;
 		if (status)
 			return WIFEXITED(status) && WEXITSTATUS(status) == 127 ? -ENOENT : -ECHILD;

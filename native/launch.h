@@ -11,8 +11,9 @@ struct launch {
 	struct exec *exec; /* NULL: nobody waits for it any more */
 	struct source source;
 	struct exec_spec spec;
-	bool held; /* the descriptors of the spec are our own */
+	bool held; /* the descriptors of the spec are not closed yet */
 	bool pty;
+	bool no_new_privs;
 	bool limited[CONTROLLERS]; /* by version 1 */
 	char tasks[ID_MAX + 8]; /* below the base of each hierarchy */
 	char *strings;

@@ -32,6 +32,13 @@ void loop_remove(int fd)
 	epoll_ctl(worker.epoll, EPOLL_CTL_DEL, fd, NULL);
 }
 
+void loop_close(int *fd)
+{
+	if (*fd >= 0)
+		loop_remove(*fd);
+	close_quietly(fd);
+}
+
 static void place(size_t index, struct timer *timer)
 {
 	heap[index] = timer;
@@ -141,15 +148,6 @@ void free_blocks(void)
 void slot_clear(enum slot slot)
 {
 	dup3(worker.null, (int)slot, O_CLOEXEC);
-}
-
-int slot_free(int fd)
-{
-	int above = fd < SLOT_END ? dup_cloexec(fd) : fd;
-
-	if (above != fd)
-		close(fd);
-	return above;
 }
 
 int slot_put(int fd, enum slot slot)

@@ -2,7 +2,7 @@
  * coldframe-native: the spawner of a node, and under other names what it starts of itself.
  *
  *   coldframe-native spawner --fd N   a worker that serves the connected socket N
- *   coldframe-native --version | --steps
+ *   coldframe-native --steps        the steps of a create, for tests that let them fail
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -100,6 +100,7 @@ static int settle(void)
 	umask(0);
 	for (int signum = 1; signum < NSIG; signum++)
 		signal(signum, SIG_DFL);
+	/* For good, here and in pid 1: no handler ever runs, so that no call we make fails with EINTR. */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -188,10 +189,6 @@ int main(int argc, char **argv)
 		init_main();
 	if (argc == 1 && strcmp(argv[0], REMOVER_NAME) == 0)
 		remover_main();
-	if (argc == 2 && strcmp(argv[1], "--version") == 0) {
-		printf("protocol %d\n", PROTOCOL_VERSION);
-		return 0;
-	}
 	if (argc == 2 && strcmp(argv[1], "--steps") == 0) {
 		for (size_t i = 0; step_name(i); i++)
 			printf("%s\n", step_name(i));
@@ -200,6 +197,6 @@ int main(int argc, char **argv)
 	if (argc == 4 && strcmp(argv[1], "spawner") == 0 && strcmp(argv[2], "--fd") == 0 &&
 	    number_of(argv[3]) >= 0)
 		return serve(number_of(argv[3]));
-	fprintf(stderr, "usage: %s spawner --fd N | --version | --steps\n", argv[0]);
+	fprintf(stderr, "usage: %s spawner --fd N | --steps\n", argv[0]);
 	return 2;
 }

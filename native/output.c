@@ -26,8 +26,6 @@ static int write_at(int fd, const uint8_t *data, size_t len, uint64_t offset)
 	while (len) {
 		ssize_t done = pwrite(fd, data, len, (off_t)offset);
 
-		if (done < 0 && errno == EINTR)
-			continue;
 		if (done <= 0)
 			return done < 0 ? -errno : -EIO;
 		data += done;
@@ -155,11 +153,8 @@ void stream_state_total(const struct stream *stream)
 
 size_t stream_read(struct stream *stream, size_t most)
 {
-	ssize_t got;
+	ssize_t got = read(stream->fd, chunk, most < STREAM_READ_MAX ? most : STREAM_READ_MAX);
 
-	do
-		got = read(stream->fd, chunk, most < STREAM_READ_MAX ? most : STREAM_READ_MAX);
-	while (got < 0 && errno == EINTR);
 	if (got > 0)
 		take(stream, chunk, (size_t)got);
 	else if (got == 0 || errno != EAGAIN)

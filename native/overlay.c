@@ -108,13 +108,6 @@ int overlay_mount(const struct overlay *overlay)
 
 /* --- which of the two ---------------------------------------------------------------- */
 
-static int detached_directory(void)
-{
-	auto_close int fs = sys_fsopen("tmpfs");
-
-	return fs < 0 ? fs : sys_fsmount(fs, 0);
-}
-
 bool overlay_takes_descriptors(void)
 {
 	return takes_descriptors;
@@ -123,8 +116,8 @@ bool overlay_takes_descriptors(void)
 int overlay_prepare(void)
 {
 	static const char *const places[] = {LAYERS_PLACE, UPPER_PLACE, STACK_PLACE};
-	auto_close int one = detached_directory();
-	auto_close int two = detached_directory();
+	auto_close int one = new_mount("tmpfs", 0, NULL);
+	auto_close int two = new_mount("tmpfs", 0, NULL);
 	struct overlay trial = {
 		.lower = {one, two}, .lower_count = 2, .upper_directory = -1, .work_directory = -1};
 	auto_close int made = -1;

@@ -1,10 +1,10 @@
 /*
- * Numbers of the spawner protocol, version 2. What they mean: docs/protocol.md.
+ * Numbers of the spawner protocol. What they mean: docs/protocol.md.
  * src/coldframe/host/wire.py repeats them; a test compares the two files.
  */
 #pragma once
 
-#define PROTOCOL_VERSION 3
+#define PROTOCOL_VERSION 4
 #define MAX_FRAME (4u << 20)
 #define MAX_DESCRIPTORS 16u
 
@@ -46,7 +46,6 @@ enum type {
 
 enum tag {
 	TAG_VERSION = 1,
-	TAG_NODE_ID = 2,
 	TAG_CGROUP = 3,
 	TAG_LAYERS_FD = 5,
 	TAG_SELF_FD = 6,
@@ -96,7 +95,6 @@ enum tag {
 	TAG_PROCESS = 52,
 	TAG_NUMBER = 53,
 	TAG_DURATIONS = 54,
-	TAG_FEATURE = 55,
 	TAG_MADE_FD = 56,
 	TAG_SPOOL_ERRNO = 57,
 	TAG_LOST = 58,
@@ -112,11 +110,10 @@ enum create_flag {
 };
 
 enum exec_flag {
-	EXEC_FLAG_NO_NEW_PRIVS = 1,
-	EXEC_FLAG_MERGE_STDERR = 2,
-	EXEC_FLAG_STARTED = 4,
-	EXEC_FLAG_PTY = 8,
-	EXEC_FLAG_OUT_OF_REACH = 16,
+	EXEC_FLAG_MERGE_STDERR = 1,
+	EXEC_FLAG_STARTED = 2,
+	EXEC_FLAG_PTY = 4,
+	EXEC_FLAG_OUT_OF_REACH = 8,
 };
 
 enum progress_flag {

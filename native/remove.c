@@ -209,14 +209,10 @@ static void answer_first(int error, uint64_t removed)
 
 static void lose_remover(void)
 {
-	if (channel >= 0) {
-		loop_remove(channel);
-		close_quietly(&channel);
-	}
+	loop_close(&channel);
 	if (remover > 0) {
 		kill(remover, SIGKILL);
-		while (waitpid(remover, NULL, __WALL) < 0 && errno == EINTR)
-			;
+		waitpid(remover, NULL, __WALL);
 	}
 	remover = 0;
 	while (first)
@@ -254,8 +250,6 @@ static void channel_ready(struct source *, uint32_t)
 		struct outcome outcome;
 		ssize_t got = recv(channel, &outcome, sizeof(outcome), MSG_DONTWAIT);
 
-		if (got < 0 && errno == EINTR)
-			continue;
 		if (got < 0 && errno == EAGAIN)
 			break;
 		if (got != (ssize_t)sizeof(outcome) || !under_way ||

@@ -41,9 +41,11 @@ int take_fd(struct request *r, const struct field *field, size_t offset, int *fd
 int keep_fd(struct request *r, int fd)
 {
 	for (unsigned i = 0; i < r->frame->descriptors; i++)
-		if (r->fds[i] == fd)
+		if (r->fds[i] == fd) {
 			r->fds[i] = -1;
-	return fd;
+			return fd;
+		}
+	return -1;
 }
 
 static int take_text(struct request *r, const struct field *field, const char **to, size_t max)

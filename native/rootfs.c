@@ -27,9 +27,7 @@ static void keep_spare_dev(void);
 
 static int mount_at(const char *type, const char *path)
 {
-	auto_close int fs = sys_fsopen(type);
-	auto_close int mount =
-		fs < 0 ? fs : sys_fsmount(fs, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
+	auto_close int mount = new_mount(type, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, NULL);
 
 	return mount < 0 ? mount : sys_attach(mount, path);
 }
@@ -44,13 +42,12 @@ int rootfs_prepare(int layers)
 	static const char *const directories[] = {"/proc",     "/sys",	   "/layers", "/mnt", "/new",
 						  "/new/proc", "/new/sys", "/new/dev"};
 	auto_close int tree = sys_open_tree(layers, "", CLONE_TREE | EMPTY_PATH | O_CLOEXEC);
-	auto_close int fs = -1, root = -1;
+	auto_close int root = -1;
 
 	TRY(tree);
 	TRY(check(unshare(CLONE_NEWNS)));
 	TRY(check(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)));
-	TRY(fs = sys_fsopen("tmpfs"));
-	TRY(root = sys_fsmount(fs, ATTR_NOSUID | ATTR_NODEV));
+	TRY(root = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, NULL));
 	TRY(sys_attach(root, "/"));
 	TRY(check(fchdir(root)));
 	TRY(pivot_here());
@@ -67,10 +64,10 @@ int rootfs_prepare(int layers)
 	return worker.layers < 0 || worker.proc < 0 || own_mounts < 0 ? -errno : 0;
 }
 
-static void act_as(uint32_t id)
+void act_as(uint32_t uid, uint32_t gid)
 {
-	setfsgid(id);
-	setfsuid(id);
+	setfsgid(gid);
+	setfsuid(uid);
 	/* Changing identity may make us dumpable, as the host's fs.suid_dumpable says. */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 }
@@ -101,17 +98,13 @@ static int clone_upper(int upper)
 
 static int tmpfs_upper(uint64_t bytes)
 {
-	auto_close int fs = sys_fsopen("tmpfs");
 	char size[24];
-
-	TRY(fs);
-	snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
-	TRY(sys_fsset(fs, "size", size));
-	TRY(sys_fsset(fs, "mode", "755"));
 	/* Its root belongs to 0 of the sandbox, not to whom we act as: it is idmapped like others. */
-	TRY(sys_fsset(fs, "uid", "0"));
-	TRY(sys_fsset(fs, "gid", "0"));
-	return sys_fsmount(fs, ATTR_NODEV);
+	const mount_option options[] = {
+		{"size", size}, {"mode", "755"}, {"uid", "0"}, {"gid", "0"}, {NULL, NULL}};
+
+	snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
+	return new_mount("tmpfs", ATTR_NODEV, options);
 }
 
 static int make_directory(int dir, const char *name, mode_t mode)
@@ -239,13 +232,10 @@ static int fill_dev(int dev)
 
 static int make_dev(void)
 {
-	auto_close int fs = sys_fsopen("tmpfs");
-	auto_close int dev = -1;
+	static const mount_option options[] = {{"mode", "755"}, {"size", "1m"}, {NULL, NULL}};
+	auto_close int dev = new_mount("tmpfs", ATTR_NOSUID | ATTR_NOEXEC, options);
 
-	TRY(fs);
-	TRY(sys_fsset(fs, "mode", "755"));
-	TRY(sys_fsset(fs, "size", "1m"));
-	TRY(dev = sys_fsmount(fs, ATTR_NOSUID | ATTR_NOEXEC));
+	TRY(dev);
 	TRY(fill_dev(dev));
 	return take_fd_from(&dev);
 }
@@ -272,15 +262,16 @@ int rootfs_take_dev(int userns, uint32_t id_base)
 			return dev;
 		close_quietly(&dev);
 	}
-	act_as(id_base);
+	act_as(id_base, id_base);
 	dev = make_dev();
-	act_as(0);
+	act_as(0, 0);
 	return dev;
 }
 
-int injected(const char *wanted, const char *step)
+int begin_step(const char *step, const char *inject, const char **stage)
 {
-	return wanted && strcmp(wanted, step) == 0 ? -EIO : 0;
+	*stage = step;
+	return inject && strcmp(inject, step) == 0 ? -EIO : 0;
 }
 
 static int make_root(const struct root_spec *spec, int userns, struct overlay *overlay,
@@ -288,17 +279,13 @@ static int make_root(const struct root_spec *spec, int userns, struct overlay *o
 {
 	auto_close int root = -1;
 
-	*stage = "layers";
-	TRY(injected(spec->inject, *stage));
+	TRY(begin_step("layers", spec->inject, stage));
 	TRY(add_layers(overlay, spec, userns));
-	*stage = "upper";
-	TRY(injected(spec->inject, *stage));
+	TRY(begin_step("upper", spec->inject, stage));
 	TRY(add_upper(overlay, spec, userns));
-	*stage = "overlay";
-	TRY(injected(spec->inject, *stage));
+	TRY(begin_step("overlay", spec->inject, stage));
 	TRY(root = overlay_mount(overlay));
-	*stage = "mount points";
-	TRY(injected(spec->inject, *stage));
+	TRY(begin_step("mount points", spec->inject, stage));
 	TRY(add_mount_points(root));
 	return take_fd_from(&root);
 }
@@ -312,9 +299,9 @@ int rootfs_make(const struct root_spec *spec, uint32_t id_base, int userns, cons
 	int root;
 
 	/* Overlay works with the identity it was mounted under, for as long as it lives. */
-	act_as(id_base);
+	act_as(id_base, id_base);
 	root = make_root(spec, userns, &parts, stage);
-	act_as(0);
+	act_as(0, 0);
 	return root;
 }
 
@@ -322,9 +309,9 @@ int rootfs_check(int root, uint32_t id_base)
 {
 	int error;
 
-	act_as(id_base);
+	act_as(id_base, id_base);
 	error = assert_writable(root);
-	act_as(0);
+	act_as(0, 0);
 	return error;
 }
 
@@ -334,7 +321,6 @@ int rootfs_check(int root, uint32_t id_base)
 static int later[LATER_MAX];
 static unsigned later_count;
 static struct timer later_timer;
-static bool later_set;
 
 /* So long after a create, its first command is mostly over. */
 #define LATER_NS (3 * NS_PER_MS)
@@ -351,7 +337,6 @@ static void close_mounts(unsigned keep)
 
 static void later_fired(struct timer *)
 {
-	later_set = false;
 	close_mounts(0);
 	keep_spare_dev();
 }
@@ -377,8 +362,7 @@ void rootfs_release(bool at_once)
 	if (at_once) {
 		close_mounts(0);
 		keep_spare_dev();
-	} else if (!later_set) {
+	} else if (!later_timer.index) {
 		timer_in(&later_timer, LATER_NS);
 	}
-	later_set = later_set || !at_once;
 }

@@ -155,11 +155,8 @@ static void after_death(struct sandbox *sandbox)
 	answer_kill(sandbox);
 	if (!sandbox->create_request && !sandbox->destroy_request)
 		report_gone(sandbox, ooms);
-	/* Others may hold the same open files (the node has our pidfd): closing ends no watch. */
-	loop_remove(sandbox->channel);
-	loop_remove(sandbox->pidfd);
-	close_quietly(&sandbox->channel);
-	close_quietly(&sandbox->pidfd);
+	loop_close(&sandbox->channel);
+	loop_close(&sandbox->pidfd);
 	close_quietly(&sandbox->root);
 	sandbox->state = SANDBOX_CLEANING;
 	sandbox->tries = 0;
@@ -399,7 +396,7 @@ static void read_channel(struct sandbox *sandbox, unsigned most)
 		ssize_t got = recv(sandbox->channel, &report, sizeof(report), MSG_DONTWAIT);
 
 		/* Told once, if pid 1 died with something unread; what it sent comes after it. */
-		if (got < 0 && (errno == EINTR || errno == ECONNRESET))
+		if (got < 0 && errno == ECONNRESET)
 			continue;
 		if (got < 0 && errno == EAGAIN)
 			return;

@@ -13,9 +13,9 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -32,7 +32,6 @@
 #endif
 
 /* Numbers that are the same on every architecture and newer than some libc headers. */
-#define NR_fspick 433
 #define NR_quotactl_fd 443
 #define NR_open_tree_attr 467
 #define NR_last_known 470
@@ -75,7 +74,7 @@ static struct rule rules[] = {
 	{SYS_fsopen, DENY},
 	{SYS_fsconfig, DENY},
 	{SYS_fsmount, DENY},
-	{NR_fspick, DENY},
+	{SYS_fspick, DENY},
 	{SYS_mount_setattr, DENY},
 	{NR_open_tree_attr, DENY},
 	{SYS_bpf, DENY},
@@ -122,8 +121,10 @@ static struct rule rules[] = {
 #endif
 };
 
-static struct sock_filter program[512];
-static unsigned short program_len;
+/* Filled from its end: jumps lead forward only, so that what they lead to is there already. */
+#define PROGRAM_MAX 255u /* what one jump reaches across */
+static struct sock_filter program[PROGRAM_MAX];
+static size_t program_start;
 
 /* The number space cut into intervals: from `start` up to the next one `action` holds. */
 static struct {
@@ -132,144 +133,83 @@ static struct {
 } intervals[2 * ARRAY_LEN(rules) + 2];
 static size_t interval_count;
 
-/* Jumps to the code of an action, known once the tree stands. */
+#define FAIL(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
+#define PASS BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define LOAD(member) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, member))
+#define IF(test, value, skip_then, skip_else)                                                      \
+	BPF_JUMP(BPF_JMP | (test) | BPF_K, value, (uint8_t)(skip_then), (uint8_t)(skip_else))
+
+/* Of arguments the low half: both architectures are little-endian. */
+static const struct sock_filter allow[] = {PASS};
+static const struct sock_filter deny[] = {FAIL(EPERM)};
+static const struct sock_filter absent[] = {FAIL(ENOSYS)};
+static const struct sock_filter check_clone[] = {
+	LOAD(args[0]), IF(BPF_JSET, NAMESPACE_FLAGS, 0, 1), FAIL(EPERM), PASS,
+};
+/* AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: the others are mostly ways into the kernel. */
+static const struct sock_filter check_socket[] = {
+	LOAD(args[0]),
+	IF(BPF_JEQ, 1, 4, 0), IF(BPF_JEQ, 2, 3, 0), IF(BPF_JEQ, 10, 2, 0), IF(BPF_JEQ, 16, 1, 0),
+	FAIL(EAFNOSUPPORT), PASS,
+};
+static const struct sock_filter check_personality[] = {
+	LOAD(args[0]),
+	IF(BPF_JEQ, 0, 5, 0), IF(BPF_JEQ, 8, 4, 0), IF(BPF_JEQ, 0x20000, 3, 0),
+	IF(BPF_JEQ, 0x20008, 2, 0), IF(BPF_JEQ, 0xffffffff, 1, 0),
+	FAIL(EPERM), PASS,
+};
+/* TIOCSTI and TIOCLINUX put words into a terminal's mouth. */
+static const struct sock_filter check_ioctl[] = {
+	LOAD(args[1]), IF(BPF_JEQ, 0x5412, 1, 0), IF(BPF_JEQ, 0x541c, 0, 1), FAIL(EPERM), PASS,
+};
+
+#define CODE(of) {of, ARRAY_LEN(of), 0}
 static struct {
-	unsigned short at;
-	bool when_true;
-	enum action action;
-} jumps[2 * ARRAY_LEN(intervals)];
-static size_t jump_count;
+	const struct sock_filter *code;
+	size_t len;
+	size_t at; /* in the program */
+} actions[] = {
+	[ALLOW] = CODE(allow),
+	[DENY] = CODE(deny),
+	[ABSENT] = CODE(absent),
+	[CHECK_CLONE] = CODE(check_clone),
+	[CHECK_SOCKET] = CODE(check_socket),
+	[CHECK_PERSONALITY] = CODE(check_personality),
+	[CHECK_IOCTL] = CODE(check_ioctl),
+};
 
-static void emit(uint16_t code, uint32_t k, uint8_t jt, uint8_t jf)
+/* Put code before what is there. Returns where it begins. */
+static size_t prepend(const struct sock_filter *code, size_t len)
 {
-	if (program_len < ARRAY_LEN(program))
-		program[program_len++] = (struct sock_filter){code, jt, jf, k};
-}
-
-static void emit_return(uint32_t value)
-{
-	emit(BPF_RET | BPF_K, value, 0, 0);
-}
-
-static void emit_load(size_t offset)
-{
-	emit(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0);
-}
-
-static void emit_argument(int index)
-{
-	/* The low half: both architectures are little-endian. */
-	emit_load(offsetof(struct seccomp_data, args) + 8 * (size_t)index);
-}
-
-/* Allow if the accumulator is one of the values, else fail with `error`. */
-static void emit_one_of(const uint32_t *values, uint8_t count, uint32_t error)
-{
-	for (uint8_t i = 0; i < count; i++)
-		emit(BPF_JMP | BPF_JEQ | BPF_K, values[i], (uint8_t)(count - i), 0);
-	emit_return(SECCOMP_RET_ERRNO | error);
-	emit_return(SECCOMP_RET_ALLOW);
-}
-
-static void emit_action(enum action action)
-{
-	/* AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: the others are mostly ways into the kernel. */
-	static const uint32_t families[] = {1, 2, 10, 16};
-	static const uint32_t personalities[] = {0, 8, 0x20000, 0x20008, 0xffffffff};
-
-	switch (action) {
-	case ALLOW:
-		emit_return(SECCOMP_RET_ALLOW);
-		return;
-	case DENY:
-		emit_return(SECCOMP_RET_ERRNO | EPERM);
-		return;
-	case ABSENT:
-		emit_return(SECCOMP_RET_ERRNO | ENOSYS);
-		return;
-	case CHECK_CLONE:
-		emit_argument(0);
-		emit(BPF_JMP | BPF_JSET | BPF_K, NAMESPACE_FLAGS, 0, 1);
-		emit_return(SECCOMP_RET_ERRNO | EPERM);
-		emit_return(SECCOMP_RET_ALLOW);
-		return;
-	case CHECK_SOCKET:
-		emit_argument(0);
-		emit_one_of(families, ARRAY_LEN(families), EAFNOSUPPORT);
-		return;
-	case CHECK_PERSONALITY:
-		emit_argument(0);
-		emit_one_of(personalities, ARRAY_LEN(personalities), EPERM);
-		return;
-	case CHECK_IOCTL:
-		/* TIOCSTI and TIOCLINUX put words into a terminal's mouth. */
-		emit_argument(1);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, 0x5412, 1, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, 0x541c, 0, 1);
-		emit_return(SECCOMP_RET_ERRNO | EPERM);
-		emit_return(SECCOMP_RET_ALLOW);
-		return;
-	}
+	if (len > program_start)
+		abort();
+	program_start -= len;
+	memcpy(program + program_start, code, len * sizeof(*code));
+	return program_start;
 }
 
 static void add_interval(uint32_t start, enum action action)
 {
-	bool same_start = interval_count && intervals[interval_count - 1].start == start;
-	bool same_action;
-
-	if (same_start)
+	if (interval_count && intervals[interval_count - 1].start == start)
 		interval_count--;
-	same_action = interval_count && intervals[interval_count - 1].action == action;
-	if (same_action)
+	if (interval_count && intervals[interval_count - 1].action == action)
 		return;
 	intervals[interval_count].start = start;
 	intervals[interval_count++].action = action;
 }
 
-static void emit_tree(size_t low, size_t high);
-
-/* Where a comparison leads: to a subtree, which comes next, or to an action. */
-static void lead(unsigned short at, bool when_true, size_t low, size_t high)
-{
-	uint8_t *offset = when_true ? &program[at].jt : &program[at].jf;
-
-	if (high - low > 1) {
-		*offset = (uint8_t)(program_len - at - 1);
-		emit_tree(low, high);
-		return;
-	}
-	jumps[jump_count].at = at;
-	jumps[jump_count].when_true = when_true;
-	jumps[jump_count++].action = intervals[low].action;
-}
-
-/* A search tree over the intervals [low, high), two at least. */
-static void emit_tree(size_t low, size_t high)
+/* A search tree over the intervals [low, high). Returns where it begins. */
+static size_t prepend_tree(size_t low, size_t high)
 {
 	size_t middle = low + (high - low) / 2;
-	unsigned short at = program_len;
+	size_t above, below;
 
-	emit(BPF_JMP | BPF_JGE | BPF_K, intervals[middle].start, 0, 0);
-	lead(at, false, low, middle);
-	lead(at, true, middle, high);
-}
-
-/* Once each, behind the tree; a jump reaches 255 instructions, more than there are. */
-static void emit_actions(void)
-{
-	for (enum action action = ALLOW; action <= CHECK_IOCTL; action++) {
-		unsigned short start = program_len;
-
-		for (size_t i = 0; i < jump_count; i++) {
-			uint8_t offset = (uint8_t)(start - jumps[i].at - 1);
-
-			if (jumps[i].action == action && jumps[i].when_true)
-				program[jumps[i].at].jt = offset;
-			else if (jumps[i].action == action)
-				program[jumps[i].at].jf = offset;
-		}
-		emit_action(action);
-	}
+	if (high - low == 1)
+		return actions[intervals[low].action].at;
+	above = prepend_tree(middle, high);
+	below = prepend_tree(low, middle);
+	return prepend(&(const struct sock_filter)IF(BPF_JGE, intervals[middle].start,
+						     above - program_start, below - program_start), 1);
 }
 
 static int compare_rules(const void *a, const void *b)
@@ -279,9 +219,13 @@ static int compare_rules(const void *a, const void *b)
 
 void seccomp_prepare(void)
 {
+	static const struct sock_filter head[] = {
+		LOAD(arch), IF(BPF_JEQ, NATIVE_ARCH, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		LOAD(nr),
+	};
+
 	qsort(rules, ARRAY_LEN(rules), sizeof(rules[0]), compare_rules);
-	program_len = 0;
-	interval_count = jump_count = 0;
 	add_interval(0, ALLOW);
 	for (size_t i = 0; i < ARRAY_LEN(rules); i++) {
 		add_interval((uint32_t)rules[i].number, rules[i].action);
@@ -289,19 +233,17 @@ void seccomp_prepare(void)
 	}
 	/* Behind the newest known number lie what we have not judged and, on x86-64, x32. */
 	add_interval(NR_last_known + 1, ABSENT);
-	emit_load(offsetof(struct seccomp_data, arch));
-	emit(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0);
-	emit_return(SECCOMP_RET_KILL_PROCESS);
-	emit_load(offsetof(struct seccomp_data, nr));
-	emit_tree(0, interval_count);
-	emit_actions();
-	if (program_len > 255)
-		abort();
+	program_start = PROGRAM_MAX;
+	for (size_t i = 0; i < ARRAY_LEN(actions); i++)
+		actions[i].at = prepend(actions[i].code, actions[i].len);
+	prepend_tree(0, interval_count);
+	prepend(head, ARRAY_LEN(head));
 }
 
 int seccomp_install(void)
 {
-	struct sock_fprog filter = {.len = program_len, .filter = program};
+	struct sock_fprog filter = {.len = (unsigned short)(PROGRAM_MAX - program_start),
+				    .filter = program + program_start};
 
 	return (int)raw(seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
 }

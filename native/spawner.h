@@ -116,7 +116,6 @@ struct sandbox {
 	struct limits limits;
 	uint64_t ooms_seen;
 	uint64_t oom_ns; /* when it was seen last that there were more, CLOCK_MONOTONIC */
-	uint64_t began_ns;
 	uint64_t namespaces[NAMESPACE_KINDS]; /* inodes: user, mnt, pid, net, ipc, uts, cgroup */
 	uint64_t expires_ns; /* CLOCK_REALTIME; 0: never. What runs then is killed if there is no daemon */
 	uint64_t gone_cause, gone_code; /* once it has ended by itself */
@@ -254,6 +253,8 @@ int loop_add(int fd, struct source *source, uint32_t events);
 /* Ask again after an event of a source that was added with EPOLLONESHOT. */
 int loop_again(int fd, struct source *source, uint32_t events);
 void loop_remove(int fd);
+/* The same, and close it: others may hold the same open file, whose watch closing would not end. */
+void loop_close(int *fd);
 /* Room for the timers of one sandbox or exec more. Returns 0 or -ENOMEM. */
 int timers_reserve(void);
 void timer_set(struct timer *timer, uint64_t at);
@@ -266,8 +267,6 @@ void free_later(void *block);
 void free_blocks(void);
 int slot_put(int fd, enum slot slot);
 void slot_clear(enum slot slot);
-/* Move a descriptor above the slots. Returns it, or -errno with it closed. */
-int slot_free(int fd);
 /* A copy above the slots, or -errno. */
 int dup_cloexec(int fd);
 
@@ -338,8 +337,8 @@ int fail(struct request *r, int error, const char *stage, const char *message);
 int request_handle(struct frame *frame, int *fds);
 
 /* --- cgroup.c --- */
-extern const char *const controller_names[CONTROLLERS];
-int cgroups_use(const char *name, size_t len, const char *path);
+/* NAME=PATH of a hierarchy. */
+int cgroups_use(const char *named);
 int cgroups_finish(void);
 int cgroup_create(struct sandbox *sandbox);
 int cgroup_limit(struct sandbox *sandbox, const char **stage);
@@ -400,8 +399,10 @@ int rootfs_take_dev(int userns, uint32_t id_base);
  */
 void rootfs_release(bool at_once);
 int rootfs_prepare(int layers);
-/* -EIO if the tests want this step to fail. */
-int injected(const char *wanted, const char *step);
+/* Make files as these ids, until it is 0 again. */
+void act_as(uint32_t uid, uint32_t gid);
+/* Say that this step of a create comes next. -EIO if the tests want it to fail. */
+int begin_step(const char *step, const char *inject, const char **stage);
 /* Go to the host's mounts, or back to ours. */
 int rootfs_at_home(bool home);
 
@@ -482,7 +483,7 @@ static inline bool is_queued(const struct exec *exec)
 }
 struct exec *exec_of_pid(struct sandbox *sandbox, pid_t pid);
 /* Make it known; its timer runs. Returns NULL without memory. */
-struct exec *exec_new(const struct exec_spec *spec);
+struct exec *exec_new(struct request *r, const struct exec_spec *spec);
 /* Its launch has ended: the command runs, or has. */
 void exec_started(struct exec *exec, pid_t pid, bool tell);
 /* Nothing of it was executed. */
@@ -512,11 +513,9 @@ int exec_forget(struct request *r, struct exec *exec);
 void exec_signal(struct exec *exec, uint64_t request, int signum, enum scope scope);
 
 /* --- launch.c --- */
-/* A launch with a copy of what `spec` points to, or NULL. */
-struct launch *launch_new(const struct exec_spec *spec, struct exec *exec);
+/* A launch with a copy of what `spec` points to, and its descriptors, which it takes; or NULL. */
+struct launch *launch_new(struct request *r, const struct exec_spec *spec, struct exec *exec);
 const struct exec_spec *launch_spec(const struct launch *launch);
-/* It will begin later: hold the descriptors of its spec. Returns 0 or -errno. */
-int launch_hold(struct launch *launch);
 /*
  * Begin it with what is in the slots, which are free again then, and wait a little for its end.
  * Returns false if it goes on: exec_launched follows.

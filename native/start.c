@@ -6,9 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/fsuid.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <termios.h>
@@ -46,9 +44,7 @@ static int open_terminal(const struct exec_spec *spec, int *master, int *slave)
 	int error = 0;
 
 	/* The terminal belongs to whom it is opened by. */
-	setfsgid(sandbox->id_base + 5);
-	setfsuid(sandbox->id_base + spec->uid);
-	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	act_as(sandbox->id_base + spec->uid, sandbox->id_base + 5);
 	*master = sys_openat2(sandbox->root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC,
 			      RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS);
 	if (*master < 0)
@@ -59,9 +55,7 @@ static int open_terminal(const struct exec_spec *spec, int *master, int *slave)
 		 ioctl(*master, TIOCSWINSZ, &size) < 0 ||
 		 (*slave = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
 		error = -errno;
-	setfsuid(0);
-	setfsgid(0);
-	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	act_as(0, 0);
 	return error;
 }
 
@@ -293,7 +287,7 @@ int exec_start(struct request *r, const struct exec_spec *spec)
 	snprintf(name, sizeof(name), "exec.%" PRIu64, spec->id);
 	if (spec->keep.note && !(kept = keep(name, KEPT_EXEC, &spec->keep, &error)))
 		return fail(r, -error, "keep", "");
-	exec = exec_new(spec);
+	exec = exec_new(r, spec);
 	if (!exec) {
 		keep_drop(name);
 		return fail(r, ENOMEM, "memory", "");
@@ -301,16 +295,7 @@ int exec_start(struct request *r, const struct exec_spec *spec)
 	if (kept)
 		keep_exec(kept, exec);
 	set_timer(exec);
-	if (sandbox->launches < LAUNCHES_MAX && ring_is_empty(&sandbox->queue)) {
-		begin(exec);
-		return 0;
-	}
-	error = launch_hold(exec->launch);
-	if (!error) {
-		link_last(&sandbox->queue, &exec->queued);
-	} else {
-		exec_unlaunch(exec);
-		not_started(exec, error, "descriptors");
-	}
+	link_last(&sandbox->queue, &exec->queued);
+	next_turns(sandbox);
 	return 0;
 }

@@ -44,6 +44,12 @@ _Noreturn void fatal(const char *what)
 	abort();
 }
 
+/* Room for as many as a frame may have. */
+union descriptors {
+	struct cmsghdr header;
+	char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
+};
+
 ssize_t send_with(int socket, const void *data, size_t len, const int *fds, unsigned count)
 {
 	union descriptors control;
@@ -60,10 +66,38 @@ ssize_t send_with(int socket, const void *data, size_t len, const int *fds, unsi
 		control.header.cmsg_len = (socklen_t)CMSG_LEN(count * sizeof(int));
 		memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
 	}
-	do
-		sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-	while (sent < 0 && errno == EINTR);
+	sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	return sent < 0 ? -errno : sent;
+}
+
+void close_batch(struct batch *batch)
+{
+	while (batch->count)
+		close_quietly(&batch->fds[--batch->count]);
+}
+
+ssize_t receive_with(int socket, void *data, size_t len, int flags, struct batch *batch)
+{
+	union descriptors control;
+	struct iovec part = {.iov_base = data, .iov_len = len};
+	struct msghdr message = {
+		.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | flags);
+	struct cmsghdr *header = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
+
+	*batch = (struct batch){.lost = got >= 0 && message.msg_flags & MSG_CTRUNC};
+	/* Those of one read come together, and nothing else of this kind was asked for. */
+	if (header) {
+		batch->count = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(batch->fds, CMSG_DATA(header), batch->count * sizeof(int));
+	}
+	if (batch->lost)
+		close_batch(batch);
+	return got < 0 ? -errno : got;
 }
 
 int message_send(int channel, const void *data, size_t len, int fd)
@@ -75,30 +109,18 @@ int message_send(int channel, const void *data, size_t len, int fd)
 
 int message_receive(int channel, void *data, size_t len, int *fd)
 {
-	union descriptors control;
-	struct iovec part = {.iov_base = data, .iov_len = len};
-	struct msghdr message = {
-		.msg_iov = &part,
-		.msg_iovlen = 1,
-		.msg_control = &control,
-		.msg_controllen = sizeof(control),
-	};
-	struct cmsghdr *header;
-	ssize_t got;
+	struct batch batch;
+	ssize_t got = receive_with(channel, data, len, 0, &batch);
 
-	do
-		got = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
-	while (got < 0 && errno == EINTR);
 	if (got < 0)
-		return -errno;
+		return (int)got;
 	if (got != (ssize_t)len)
 		return got ? -EPROTO : -ECONNRESET;
 	if (!fd)
 		return 0;
-	header = CMSG_FIRSTHDR(&message);
-	if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
+	if (!batch.count)
 		return -EBADF;
-	memcpy(fd, CMSG_DATA(header), sizeof(int));
+	*fd = batch.fds[0];
 	return 0;
 }
 
@@ -114,14 +136,6 @@ int write_file_at(int dir, const char *path, const char *text)
 	if (done < 0)
 		return -errno;
 	return (size_t)done == len ? 0 : -EIO;
-}
-
-int write_number_at(int dir, const char *path, uint64_t value)
-{
-	char text[24];
-
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
-	return write_file_at(dir, path, text);
 }
 
 ssize_t read_file_at(int dir, const char *path, char *buf, size_t size)
@@ -165,8 +179,6 @@ unsigned each_number(int fd, void (*each)(uint64_t value, void *context), void *
 		ssize_t got = read(fd, text + have, sizeof(text) - 1 - have);
 		char *at = text, *end;
 
-		if (got < 0 && errno == EINTR)
-			continue;
 		if (got <= 0)
 			return count;
 		have += (size_t)got;

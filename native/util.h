@@ -80,14 +80,19 @@ static inline uint32_t hash_of(const char *text)
 /* Say on standard error what failed, with errno, and abort: nothing could go on safely. */
 _Noreturn void fatal(const char *what);
 
-/* Room for as many as a frame may have. */
-union descriptors {
-	struct cmsghdr header;
-	char room[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
-};
-
 /* Send some of it, all descriptors with that; never waits. Returns how much, or -errno. */
 ssize_t send_with(int socket, const void *data, size_t len, const int *fds, unsigned count);
+
+/* Descriptors that came with something that was received. */
+struct batch {
+	bool lost; /* there was no room for them in this process: none is here */
+	unsigned count;
+	int fds[MAX_DESCRIPTORS];
+};
+void close_batch(struct batch *batch);
+
+/* Receive some of it, with all descriptors that came with that. Returns how much, or -errno. */
+ssize_t receive_with(int socket, void *data, size_t len, int flags, struct batch *batch);
 
 /* Send one message, with a descriptor unless that is -1; never waits. Returns 0 or -errno. */
 int message_send(int channel, const void *data, size_t len, int fd);
@@ -100,9 +105,6 @@ int message_receive(int channel, void *data, size_t len, int *fd);
 
 /* Write a whole (small) string to an existing file below `dir`. Returns 0 or -errno. */
 int write_file_at(int dir, const char *path, const char *text);
-
-/* As write_file_at, with a number in decimal. */
-int write_number_at(int dir, const char *path, uint64_t value);
 
 /* Read a small file below `dir` and terminate it. Returns its length or -errno. */
 ssize_t read_file_at(int dir, const char *path, char *buf, size_t size);

@@ -143,8 +143,8 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
         if tag == Tag.END_NUMBERS:
             numbers = value
         elif tag == Tag.LEFTOVER:
-            host_pid, pid = wire.U64_PAIR.unpack_from(value)
-            leftovers.append(Leftover(host_pid, pid, bytes(value[16:])))
+            (pid,) = wire.U64.unpack_from(value)
+            leftovers.append(Leftover(pid, bytes(value[8:])))
         elif tag == Tag.SPOOL_ERRNO:
             stream, code = wire.U64_PAIR.unpack(value)
             unspooled[stream] = code
@@ -153,12 +153,10 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
     if numbers is None:
         raise wire.ProtocolError("the end of an exec without its numbers")
     values = wire.END_NUMBERS.unpack(numbers)
-    kind, code, reason, started, ended, duration, user, system, peak, read, written, ooms = values[
-        :12
-    ]
-    out_total, err_total, out_digest, err_digest = values[12:]
+    kind, code, reason, started, duration, user, system, peak, read, written, ooms = values[:11]
+    out_total, err_total, out_digest, err_digest = values[11:]
 
-    def end_of(total: int, digest: bytes, kept: Tag, spool: Tag, number: int) -> StreamEnd:
+    def end_of(total: int, digest: bytes, kept: int, spool: int, number: int) -> StreamEnd:
         at = data.get(spool)
         fd = None if at is None else descriptors[wire.U32.unpack(at)[0]]
         return StreamEnd(total, digest, data.get(kept), fd, unspooled.get(number, 0))
@@ -168,7 +166,7 @@ def decode_end(fields: Fields, descriptors: list[int]) -> ExecEnd:
         code,
         wire.Reason(reason),
         started,
-        ended,
+        started + duration,
         duration,
         user,
         system,
@@ -201,14 +199,13 @@ def decode_output(fields: Fields, descriptors: list[int]) -> OutputSpools:
 
 def decode_created(fields: Fields, descriptors: list[int]) -> Created:
     sandbox_id = bytes(_must(fields, Tag.SANDBOX)).decode()
-    pid, *inodes, duration = wire.CREATED_NUMBERS.unpack(_must(fields, Tag.CREATED_NUMBERS))
+    pid, *inodes = wire.CREATED_NUMBERS.unpack(_must(fields, Tag.CREATED_NUMBERS))
     return Created(
         sandbox_id,
         pid,
         _descriptor(fields, Tag.ROOT_FD, descriptors),
         _descriptor(fields, Tag.PIDFD, descriptors),
         dict(zip(_NAMESPACES, inodes, strict=True)),
-        duration,
     )
 
 
@@ -246,8 +243,7 @@ def decode_durations(fields: Fields, _: list[int]) -> tuple[int, ...]:
 
 def decode_stat(fields: Fields, _: list[int]) -> WorkerStat:
     """OK of STAT."""
-    pid, sandboxes, execs, descriptors = _numbers(fields)
-    return WorkerStat(pid, sandboxes, execs, descriptors)
+    return WorkerStat(*_numbers(fields))
 
 
 def decode_kept(fields: Fields, descriptors: list[int]) -> tuple[Kept, ...]:
@@ -282,12 +278,7 @@ def decode_gone(fields: Fields) -> SandboxGone:
     return SandboxGone(sandbox_id, wire.GoneCause(cause), code)
 
 
-def decode_worker(fields: Fields, _: list[int]) -> tuple[int, int, tuple[str, ...]]:
-    """OK of ATTACH: its version of the protocol, its pid, and as `decode_features`."""
+def decode_worker(fields: Fields, _: list[int]) -> tuple[int, int]:
+    """OK of HELLO and ATTACH: a worker's version of the protocol, and its pid."""
     (version,) = wire.U64.unpack(_must(fields, Tag.VERSION))
-    return version, _numbers(fields)[0], decode_features(fields, [])
-
-
-def decode_features(fields: Fields, _: list[int]) -> tuple[str, ...]:
-    """OK of HELLO: `step:NAME` for each fault point, `limit:NAME` for each limit, and others."""
-    return tuple(bytes(value).decode() for tag, value in fields if tag == Tag.FEATURE)
+    return version, _numbers(fields)[0]

@@ -9,7 +9,7 @@ from typing import TypeVar
 from coldframe.host import answers, requests, wire
 from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import ExecEnd, ExecSpec, Keep, OutputSpools, Progress, Started
-from coldframe.host.wire import Field, Fields, Scope, Tag, Type
+from coldframe.host.wire import Field, Fields, FrameType, Scope, Tag, Type
 from coldframe.host.worker import Worker
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Execution:
         self.worker.drop_now(f"{STDIN}{self.exec_id}")
 
     async def _ask(
-        self, frame_type: Type, decode: Callable[[Fields, list[int]], T], *extra: Field
+        self, frame_type: FrameType, decode: Callable[[Fields, list[int]], T], *extra: Field
     ) -> T:
         fields = [(Tag.EXEC_ID, wire.U64.pack(self.exec_id)), *extra]
         return await self.worker.ask(frame_type, fields, decode)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from coldframe.host import forks, wire
 from coldframe.host.descriptors import close_all, copy_all
-from coldframe.host.wire import Field, Fields, Tag, Type
+from coldframe.host.wire import Field, Fields, FrameType, Tag
 
 _RECEIVE_BYTES = 256 << 10
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * wire.MAX_DESCRIPTORS)
@@ -63,7 +63,7 @@ class Link:
 
     def request(
         self,
-        frame_type: Type,
+        frame_type: FrameType,
         fields: list[Field],
         waiter: Waiter,
         descriptors: Sequence[int] = (),

@@ -46,8 +46,7 @@ def create_fields(spec: CreateSpec, descriptors: list[int]) -> list[Field]:
 def exec_fields(spec: ExecSpec, exec_id: int, descriptors: list[int]) -> list[Field]:
     """Return the fields of EXEC, and add its descriptors to the list."""
     flags = (
-        (wire.ExecFlag.NO_NEW_PRIVS if spec.no_new_privs else 0)
-        | (wire.ExecFlag.MERGE_STDERR if spec.merge_stderr else 0)
+        (wire.ExecFlag.MERGE_STDERR if spec.merge_stderr else 0)
         | (wire.ExecFlag.STARTED if spec.want_started else 0)
         | (wire.ExecFlag.PTY if spec.pty else 0)
         | (wire.ExecFlag.OUT_OF_REACH if spec.out_of_reach else 0)

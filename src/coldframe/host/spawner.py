@@ -42,7 +42,7 @@ from coldframe.host.spawner_types import (
     StreamEnd,
     WorkerStat,
 )
-from coldframe.host.wire import Field, Fields, Tag, Type
+from coldframe.host.wire import Field, Fields, FrameType, Tag, Type
 from coldframe.host.worker import Worker
 from coldframe.protocol.errors import CapacityError, SpawnerLostError
 
@@ -167,16 +167,6 @@ class Spawner:
                 await worker.link.flush()
             worker.link.close("the spawner is closed")
         await asyncio.gather(*(worker.reap(patience_s) for worker in ending))
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Names of the steps of CREATE at which a fault can be injected, in their order."""
-        return self._features("step:")
-
-    @property
-    def limits(self) -> frozenset[str]:
-        """Of cpu, memory, pids: those that this machine's cgroups enforce."""
-        return frozenset(self._features("limit:"))
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -343,12 +333,6 @@ class Spawner:
 
     # --- inside -------------------------------------------------------------------
 
-    def _features(self, prefix: str) -> tuple[str, ...]:
-        if not self._workers:
-            return ()
-        found = self._workers[0].features
-        return tuple(name.removeprefix(prefix) for name in found if name.startswith(prefix))
-
     def _on_event(self, frame_type: int, fields: Fields, descriptors: list[int]) -> None:
         close_all(descriptors)
         if frame_type == Type.SANDBOX_GONE:
@@ -382,7 +366,7 @@ class Spawner:
     async def _make(
         self,
         sandbox_id: str,
-        frame_type: Type,
+        frame_type: FrameType,
         fields: list[Field],
         decode: Callable[[Fields, list[int]], T],
         descriptors: Sequence[int],
@@ -401,7 +385,7 @@ class Spawner:
 
     async def _ask_sandbox(
         self,
-        frame_type: Type,
+        frame_type: FrameType,
         sandbox_id: str,
         decode: Callable[[Fields, list[int]], T],
         *extra: Field,

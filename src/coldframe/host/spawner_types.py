@@ -24,7 +24,6 @@ Argument = str | bytes
 class SpawnerConfig:
     """What every worker is told once."""
 
-    node_id: str
     layers: Path
     """Directory that all layer names are relative to; on a file system that can be idmapped."""
     spool: Path
@@ -88,7 +87,7 @@ class CreateSpec:
     no_new_privs: bool = False
     keep: Keep | None = None
     inject: str | None = None
-    """Name of the step that fails with EIO (`Spawner.steps`); tests only."""
+    """Name of the step that fails with EIO (`coldframe-native --steps`); tests only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,6 @@ class ExecSpec:
     """Descriptor that the command reads; None: /dev/null."""
     extra: Sequence[tuple[int, int]] = ()
     """(number inside, 3 to 47, descriptor) pairs; at most 8."""
-    no_new_privs: bool = False
     merge_stderr: bool = False
     want_started: bool = False
     out_of_reach: bool = False
@@ -154,7 +152,6 @@ class Created:
     pidfd: int
     namespaces: Mapping[str, int]
     """Inode number by kind: user, mnt, pid, net, ipc, uts, cgroup."""
-    duration_ns: int
 
     @property
     def place(self) -> Place:
@@ -194,8 +191,8 @@ class StreamEnd(NamedTuple):
 class Leftover:
     """A process of the exec that lives on."""
 
-    host_pid: int
     pid: int
+    """In the sandbox."""
     name: bytes
 
 
@@ -298,7 +295,6 @@ class WorkerStat:
     pid: int
     sandboxes: int
     execs: int
-    descriptors: int
 
 
 class SpawnerFault(Exception):

@@ -17,7 +17,7 @@ from coldframe.host.descriptors import needing_room
 from coldframe.host.link import Link
 from coldframe.host.outcome import Outcome
 from coldframe.host.spawner_types import Keep
-from coldframe.host.wire import Field, Fields, Tag, Type
+from coldframe.host.wire import Field, Fields, FrameType, Tag, Type
 from coldframe.protocol.errors import SpawnerLostError
 
 T = TypeVar("T")
@@ -33,7 +33,6 @@ class Worker:
     pidfd: int
     link: Link
     lost: bool = False
-    features: tuple[str, ...] = ()
     _reaping: threading.Lock = field(default_factory=threading.Lock)
     """A worker that is lost while its spawner closes is waited for by two threads."""
     _drops: list[str] = field(default_factory=list)
@@ -77,7 +76,9 @@ class Worker:
 
     # --- requests ---------------------------------------------------------------------
 
-    def tell(self, frame_type: Type, fields: list[Field], descriptors: Sequence[int] = ()) -> None:
+    def tell(
+        self, frame_type: FrameType, fields: list[Field], descriptors: Sequence[int] = ()
+    ) -> None:
         """Ask for something that nobody waits for."""
         with contextlib.suppress(OSError):  # it is gone, or going
             answer = answers.Answer(Outcome[None](), answers.decode_nothing)
@@ -85,7 +86,7 @@ class Worker:
 
     def send(
         self,
-        frame_type: Type,
+        frame_type: FrameType,
         fields: list[Field],
         waiter: answers.Answer[T],
         descriptors: Sequence[int] = (),
@@ -106,7 +107,7 @@ class Worker:
 
     async def ask(
         self,
-        frame_type: Type,
+        frame_type: FrameType,
         fields: list[Field],
         decode: Callable[[Fields, list[int]], T],
         descriptors: Sequence[int] = (),

@@ -106,7 +106,6 @@ async def greet(worker: Worker, config: SpawnerConfig, init: int) -> None:
     descriptors += [os.dup(init), client]
     fields: list[Field] = [
         (Tag.VERSION, wire.U64.pack(wire.VERSION)),
-        (Tag.NODE_ID, config.node_id.encode()),
         (Tag.LAYERS_FD, wire.U32.pack(0)),
         (Tag.SPOOL_FD, wire.U32.pack(1)),
         (Tag.SELF_FD, wire.U32.pack(2)),
@@ -122,11 +121,10 @@ async def greet(worker: Worker, config: SpawnerConfig, init: int) -> None:
             fields.append((Tag.GRACE, wire.U64.pack(int(config.grace_s * 1e9))))
             fields.append((Tag.LISTEN_FD, wire.U32.pack(len(descriptors))))
             descriptors.append(_listen(config.sockets))
-        asked: Outcome[tuple[str, ...]] = Outcome()
-        worker.link.request(
-            Type.HELLO, fields, answers.Answer(asked, answers.decode_features), descriptors
-        )
-        worker.features = await asked
+        asked: Outcome[None] = Outcome()
+        answer = answers.Answer(asked, answers.decode_nothing)
+        worker.link.request(Type.HELLO, fields, answer, descriptors)
+        await asked
     except SpawnerFault as fault:
         raise CapabilityError(f"the native spawner cannot work here: {fault}") from fault
     except (SpawnerLostError, ConnectionError) as lost:
@@ -191,13 +189,13 @@ async def attach(
     """
     client = os.pidfd_open(os.getpid())
     worker = _connected(sock, on_event, on_lost, first_id)
-    asked: Outcome[tuple[int, int, tuple[str, ...]]] = Outcome()
+    asked: Outcome[tuple[int, int]] = Outcome()
     answer = answers.Answer(asked, answers.decode_worker)
     try:
         fields: list[Field] = [(Tag.CLIENT_FD, wire.U32.pack(0))]
         worker.link.request(Type.ATTACH, fields, answer, [client])
         async with asyncio.timeout(_ATTACH_S):
-            version, worker.pid, worker.features = await asked
+            version, worker.pid = await asked
         worker.pidfd = os.pidfd_open(worker.pid)
     except TimeoutError as error:
         worker.lost = True

@@ -25,8 +25,8 @@ _KILL_ROUNDS = 100
 class NativeCommands:
     """Those that run, or left something running when they ended."""
 
-    def __init__(self, parts: Parts, guard: NativeGuard, *, no_new_privs: bool) -> None:
-        self._parts, self._guard, self._no_new_privs = parts, guard, no_new_privs
+    def __init__(self, parts: Parts, guard: NativeGuard) -> None:
+        self._parts, self._guard = parts, guard
         self._id = parts.created.sandbox_id
         self._known: dict[int, NativeExec] = {}
 
@@ -72,7 +72,6 @@ class NativeCommands:
         kept_stdin = keep is not None and request.stdin_open and pipes.feed is not None
         spec = plan.spec(
             self._id,
-            no_new_privs=self._no_new_privs,
             stdin=pipes.stdin,
             extra=pipes.extra,
             want_started=request.pty is not None

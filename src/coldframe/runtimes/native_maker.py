@@ -74,7 +74,7 @@ class Maker:
         self._ground, self._spawners, self._blanks = ground, spawners, blanks
         self._keeping = keeping
         self.inject: str | None = None
-        """Step of `Spawner.steps` at which the next create fails; tests only."""
+        """Step of `coldframe-native --steps` at which the next create fails; tests only."""
 
     async def make(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> Parts:
         """Make a sandbox; after a failure nothing of it is left.

@@ -54,7 +54,7 @@ class NativeSandbox:
         self.parts = parts
         self._id = parts.created.sandbox_id
         self._guard = NativeGuard(parts, guards, spec.owner)
-        self.commands = NativeCommands(parts, self._guard, no_new_privs=spec.no_new_privileges)
+        self.commands = NativeCommands(parts, self._guard)
         self.upper = NativeUpper(self._id, parts.storage, parts.layers)
         self._looking = asyncio.Lock()
         """One at a time: each look keeps a mark for the next."""

@@ -77,7 +77,6 @@ class Spawners:
     def _make(self, workers: int, cgroups: Mapping[str, Path]) -> Spawner:
         keeping = self._keeping
         config = SpawnerConfig(
-            self._ground.node_id,
             self._ground.layers,
             self._ground.spool,
             cgroups,

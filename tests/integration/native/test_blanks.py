@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,13 @@ import pytest
 
 from coldframe.host.spawner import Created, SpawnerFault
 from coldframe.protocol.errors import SpawnerLostError
-from tests.fixtures.native import ID_BASE, Native, running, whole
+from tests.fixtures.native import ID_BASE, Native, create_steps, running, whole
 
 IDS = ID_BASE + 65536 * 1000
 
 
-def _steps() -> list[str]:
-    binary = Path(__file__).parents[3] / "src/coldframe/_native/coldframe-native"
-    if not binary.exists():
-        return []
-    told = subprocess.run([binary, "--steps"], capture_output=True, text=True, check=True)
-    return told.stdout.splitlines()
-
-
 async def _prepare(native: Native, name: str = "ahead", **options: Any) -> str:
-    sandbox_id = f"sb-{native.config.node_id}-{name}"
+    sandbox_id = f"sb-{native.node_id}-{name}"
     await native.spawner.prepare(sandbox_id, IDS, **options)
     return sandbox_id
 
@@ -38,10 +29,10 @@ async def _create(native: Native, sandbox_id: str, **changes: Any) -> Created:
     return await native.create(sandbox_id=sandbox_id, id_base=IDS, **changes)
 
 
-@pytest.mark.parametrize("step", _steps())
+@pytest.mark.parametrize("step", create_steps())
 async def test_blank_failing_at_a_step_leaves_nothing_behind(native: Native, step: str) -> None:
     """Each step is done either ahead or with the rest, and must clear up in both."""
-    before = (await native.spawner.stat())[0]
+    before = await native.counts()
     ahead = True
     try:
         sandbox_id = await _prepare(native, inject=step)
@@ -57,12 +48,12 @@ async def test_blank_failing_at_a_step_leaves_nothing_behind(native: Native, ste
     assert ahead == _is_early(step)
     assert native.cgroups() == []
     assert native.processes() == []
-    assert (await native.spawner.stat())[0] == before
+    assert await native.counts() == before
 
 
 def _is_early(step: str) -> bool:
     """Whether it needs neither image nor limits."""
-    steps = _steps()
+    steps = create_steps()
     at = steps.index(step)
     by_worker, by_pid_1 = steps.index("layers"), steps.index("hostname")
     return at < by_worker or steps.index("namespace") <= at < by_pid_1
@@ -120,7 +111,7 @@ async def test_blank_takes_nothing_but_its_create(native: Native) -> None:
     """Nobody has it yet: it runs no command, and cannot be had with other ids."""
     sandbox_id = await _prepare(native)
     (pid,) = native.processes()
-    blank = Created(sandbox_id, pid, -1, -1, {}, 0)
+    blank = Created(sandbox_id, pid, -1, -1, {})
     assert _name(pid) == "blank\n"
 
     with pytest.raises(SpawnerFault) as caught:
@@ -170,7 +161,7 @@ async def test_worker_killed_leaves_no_process_of_its_blanks(native_home: Path) 
         async with asyncio.timeout(60):
             while native.processes():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert sorted(native.lost) == ["next", f"sb-{native.config.node_id}-ahead"]
+        assert sorted(native.lost) == ["next", f"sb-{native.node_id}-ahead"]
         for path in native.cgroups():
             for below in [*path.iterdir(), path]:
                 if below.is_dir():

@@ -24,24 +24,18 @@ from tests.fixtures.native import (
     Native,
     build_probe,
     cgroup_bases,
+    create_steps,
     held_at_its_exit,
     running,
     whole,
 )
+from tests.fixtures.waiting import until_asked
 
 
-def _steps() -> list[str]:
-    binary = Path(__file__).parents[3] / "src/coldframe/_native/coldframe-native"
-    if not binary.exists():
-        return []
-    told = subprocess.run([binary, "--steps"], capture_output=True, text=True, check=True)
-    return told.stdout.splitlines()
-
-
-@pytest.mark.parametrize("step", _steps())
+@pytest.mark.parametrize("step", create_steps())
 async def test_create_failing_at_a_step_leaves_nothing_behind(native: Native, step: str) -> None:
     """Each step of create may fail on a full machine; a leak there grows with every retry."""
-    before = (await native.spawner.stat())[0]
+    before = await native.counts()
 
     with pytest.raises(SpawnerFault) as caught:
         await native.create(inject=step, memory_bytes=64 << 20, pids=50, cpu_milli=1000)
@@ -49,7 +43,7 @@ async def test_create_failing_at_a_step_leaves_nothing_behind(native: Native, st
     assert (caught.value.errno, caught.value.stage) == (errno.EIO, step)
     assert native.cgroups() == []
     assert native.processes() == []
-    assert (await native.spawner.stat())[0] == before
+    assert await native.counts() == before
 
 
 @pytest.fixture
@@ -76,11 +70,6 @@ async def test_pid_1_starts_with_standard_descriptors_and_its_end_is_told(
 
 def _own_namespace(kind: str) -> int:
     return Path(f"/proc/self/ns/{kind}").stat().st_ino
-
-
-async def test_steps_told_by_hello_are_those_of_the_program(native: Native) -> None:
-    """The fault points above are all that there are."""
-    assert list(native.spawner.steps) == _steps()
 
 
 async def test_sandbox_has_namespaces_and_root_of_its_own(native: Native) -> None:
@@ -374,16 +363,16 @@ async def test_close_in_the_middle_of_execs_leaves_nothing(native_home: Path) ->
 
 async def test_idle_sandbox_costs_five_descriptors_at_most(native: Native) -> None:
     """Two thousand of them must fit into a usual limit on open files."""
-    before = (await native.spawner.stat())[0].descriptors
+    _, before = await native.counts()
 
     for _ in range(4):
         sandbox = await native.create(memory_bytes=64 << 20, pids=50, cpu_milli=1000)
         await native.run(sandbox, "true")
 
-    async with asyncio.timeout(60):
-        # What create needed is closed a moment later.
-        while (await native.spawner.stat())[0].descriptors - before > 4 * 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    async def few() -> bool:
+        return (await native.counts())[1] - before <= 4 * 5
+
+    await until_asked(few, within_s=60)  # what create needed is closed a moment later
 
 
 def _names(directory: Path) -> list[str]:

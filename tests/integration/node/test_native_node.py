@@ -33,6 +33,7 @@ from coldframe.protocol.models import (
 from coldframe.runtimes.image_changes import State
 from coldframe.runtimes.native import NativeRuntime
 from coldframe.runtimes.native_sandbox import NativeSandbox
+from tests.fixtures.native import create_steps
 from tests.fixtures.runtime import changes_of, fail_at, spawner_of
 from tests.fixtures.waiting import until_asked
 from tests.integration.node.conftest import DEEP, peak_rss_bytes
@@ -183,13 +184,14 @@ async def test_create_that_fails_at_any_step_leaves_nothing(
     """The ledger says failed, and the kernel has nothing of it."""
     runtime = native_node.runtime
     assert isinstance(runtime, NativeRuntime)
-    for step in spawner_of(runtime).steps:
+    steps = create_steps()
+    for step in steps:
         fail_at(runtime, step)
         with pytest.raises(ColdframeError):
             await native_node.create_sandbox(spec)
 
     ledger = await native_node.ledger()
-    assert ledger.failed == len(spawner_of(runtime).steps) > 3
+    assert ledger.failed == len(steps) > 3
     assert ledger.balanced, ledger
 
 

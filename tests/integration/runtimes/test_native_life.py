@@ -28,6 +28,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.ids import new_operation_id, new_sandbox_id
 from coldframe.protocol.models import ExecRequest, Reason, SandboxSpec
 from coldframe.runtimes.native import NativeRuntime
+from tests.fixtures.native import create_steps
 from tests.fixtures.runtime import (
     MakeSandbox,
     fail_at,
@@ -49,11 +50,12 @@ async def test_create_that_fails_at_any_step_leaves_nothing(
 ) -> None:
     """What a failed create leaves behind is found by nobody, a thousand times a day."""
     await (await make_sandbox()).destroy()
-    assert len(spawner_of(native_runtime).steps) > 5
+    steps = create_steps()
+    assert len(steps) > 5
     spec = SandboxSpec(image="busybox")
     before = open_descriptors()
 
-    for step in spawner_of(native_runtime).steps:
+    for step in steps:
         fail_at(native_runtime, step)
         with pytest.raises(CreateError, match="was not made"):
             await native_runtime.create(new_sandbox_id(native_runtime.node_id), spec, busybox_image)

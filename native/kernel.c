@@ -4,6 +4,16 @@
 #include "kernel.h"
 #include "spawner.h"
 
+int new_mount(const char *type, unsigned attributes, const mount_option *options)
+{
+	auto_close int fs = sys_fsopen(type);
+
+	TRY(fs);
+	for (; options && (*options)[0]; options++)
+		TRY(sys_fsset(fs, (*options)[0], (*options)[1]));
+	return sys_fsmount(fs, attributes);
+}
+
 NEVER_RETURNS int execute_self(const char *name)
 {
 	const char *const argv[] = {name, NULL}, *const env[] = {NULL};
