@@ -37,6 +37,11 @@ def outcome(trajectory: Trajectory) -> str:
     return text
 
 
+def going_on(where: str, lasted_s: float) -> str:
+    """Return where an attempt that takes long stands."""
+    return f"{where}, {lasted_s:.0f} s so far"
+
+
 class BatchProgress:
     """Hears a batch (see `rollouts.progress.Progress`) and shows it on stderr."""
 
@@ -77,6 +82,11 @@ class BatchProgress:
         """Show that it runs; only where it can be taken back."""
         if self._live is not None:
             self._live.running(key, +1)
+
+    def attempt_goes_on(self, key: AttemptKey, where: str, lasted_s: float) -> None:
+        """Print where it stands, where nothing moves on a screen."""
+        if self._live is None:
+            self.note(f"{key}  {going_on(where, lasted_s)}")
 
     def attempt_ended(self, key: AttemptKey, trajectory: Trajectory, *, last: bool) -> None:
         """Print how it ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from coldframe.cli import flags, render
 from coldframe.cli.groups import group
-from coldframe.cli.progress import outcome
+from coldframe.cli.progress import going_on, outcome
 from coldframe.cli.schemas import schema_problems
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.check import Checked, Trial, check_task
@@ -103,25 +104,35 @@ async def _check(loaded: Loaded, times: int, concurrency: int) -> list[Checked]:
             told.add((key, text))
         elif trial.trajectory.failure is not None:
             text = "the same failure"
-        line = f"{mark} {key}  {trial.contender.name}  {text}"
-        print(render.safe(line), file=sys.stderr, flush=True)
+        _say(f"{mark} {key}  {trial.contender.name}  {text}")
+
+    def goes_on(key: str, contender: str, where: str, lasted_s: float) -> None:
+        _say(f"... {key}  {contender}  {going_on(where, lasted_s)}")
 
     slots = asyncio.Semaphore(concurrency)
     async with AsyncSandboxClient(in_process=url_of_environment() is None) as client:
-        images = ImageBuilder(
-            client, heard=lambda line: print(render.safe(line), file=sys.stderr, flush=True)
-        )
+        images = ImageBuilder(client, heard=_say)
         try:
             async with asyncio.TaskGroup() as group:
                 running = [
                     group.create_task(
-                        check_task(client, images, one, times=times, slots=slots, heard=heard)
+                        check_task(
+                            *(client, images, one),
+                            times=times,
+                            slots=slots,
+                            heard=heard,
+                            goes_on=partial(goes_on, one.key),
+                        )
                     )
                     for one in loaded.tasks
                 ]
         finally:
             await images.close()
     return [one.result() for one in running]
+
+
+def _say(line: str) -> None:
+    print(render.safe(line), file=sys.stderr, flush=True)
 
 
 def _print(checked: list[Checked], loaded: Loaded, schemas: list[str]) -> None:

@@ -140,6 +140,13 @@ class Attempt:
         """How the agent's time ended, in the last step that was begun."""
         return self.stages[-1].outcome if self.stages else Outcome(Termination.FAILED)
 
+    @property
+    def standing(self) -> str:
+        """Where it stands, in words."""
+        name = self.stages[-1].step.name if self.stages else None
+        phase = self.phase.value.replace("_", " ")
+        return phase if name is None else f"{phase}, step {name}"
+
     async def run(self) -> Trajectory:
         """Return the trajectory; raises only CancelledError, after the sandboxes are deleted."""
         started_at = time.time()

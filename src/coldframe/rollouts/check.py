@@ -10,12 +10,14 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.rollouts.attempt import Attempt, AttemptSettings
 from coldframe.rollouts.digests import tree_digest
 from coldframe.rollouts.environment import ImageBuilder
+from coldframe.rollouts.progress import telling
 from coldframe.rollouts.scratch import scratch
 from coldframe.rollouts.summary import passed
 from coldframe.rollouts.task import DIGESTED, Task
@@ -104,12 +106,15 @@ async def check_task(
     times: int,
     slots: asyncio.Semaphore,
     heard: Callable[[Trial], None] = lambda trial: None,
+    goes_on: Callable[[str, str, float], None] = lambda contender, where, lasted_s: None,
 ) -> Checked:
     """Run every contender `times` times.
 
     Args:
         slots: bounds the attempts at a time, over all tasks.
         heard: called after each trial.
+        goes_on: called while one takes long, with its contender's name, where it stands and for
+            how many seconds it has run.
     Raises:
         InvalidRequestError: times is less than 1.
     """
@@ -123,7 +128,8 @@ async def check_task(
             settings = AttemptSettings(run_id, contender.harness, wrong=contender.wrong)
             async with slots:
                 attempt = Attempt(client, images, blobs, task, settings, sample=number, attempt=0)
-                trajectory = await attempt.run()
+                with telling(lambda: attempt.standing, partial(goes_on, contender.name)):
+                    trajectory = await attempt.run()
             done = Trial(contender, trajectory, _verdict(trajectory, task.pass_threshold))
             heard(done)
             return done

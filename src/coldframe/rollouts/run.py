@@ -28,7 +28,7 @@ from coldframe.rollouts.directory import LOCK_SCHEMA, AttemptKey, RunDirectory
 from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder, verifier_image
 from coldframe.rollouts.load import load_batch
 from coldframe.rollouts.phases import first_policy
-from coldframe.rollouts.progress import Progress, Silent
+from coldframe.rollouts.progress import Progress, Silent, telling
 from coldframe.rollouts.record import package_version
 from coldframe.rollouts.summary import summarise
 from coldframe.rollouts.task import Task
@@ -221,7 +221,8 @@ class Batch:
         )
         doubts: list[str] = []
         try:
-            trajectory = await attempt.run()
+            with telling(lambda: attempt.standing, partial(self.progress.attempt_goes_on, key)):
+                trajectory = await attempt.run()
         finally:
             if capture is not None and on_step is not None:
                 doubts = capture.end(str(key))

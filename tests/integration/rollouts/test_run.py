@@ -18,6 +18,7 @@ from coldframe.host.egress import steering
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import CreateError, RunError, Side
+from coldframe.rollouts import progress
 from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import AttemptKey, RunDirectory
 from coldframe.rollouts.environment import ImageBuilder
@@ -64,6 +65,31 @@ async def test_run_of_tasks_and_samples_writes_everything_it_promises(
         lock["tasks"]["solved"]["digest"] == found[AttemptKey("solved", 0, 0)].identity.task.digest
     )
     assert lock["images"]["solved"]["agent"]
+
+
+class Told(Silent):
+    """Keeps what is told of attempts that take long."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def attempt_goes_on(self, key: AttemptKey, where: str, lasted_s: float) -> None:
+        self.lines.append((str(key), where))
+
+
+async def test_run_tells_where_an_attempt_stands_that_takes_long(
+    native_async_client: AsyncSandboxClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may take minutes, and a log that says nothing looks like a standstill."""
+    monkeypatch.setattr(progress, "LONG_S", 0.01)
+    make_task(tmp_path / "tasks", "slow", tests__test_sh=f"#!/bin/sh\nsleep 1\n{GRADED}")
+    config = RunConfig(tasks=(tmp_path / "tasks",), harness="oracle")
+    told = Told()
+    batch = Batch(native_async_client, config, RunDirectory(tmp_path / "out"), progress=told)
+    await batch.run()
+
+    assert ("slow.0.0", "verify") in told.lines
+    assert len(told.lines) < 12
 
 
 async def test_run_with_a_refused_task_and_a_failing_one_finishes_the_rest(
