@@ -24,6 +24,10 @@ MAX_FILE = 64 << 30
 """Bytes. A sparse file of an absurd size would keep the digest busy for days."""
 MAX_TREE = 512 << 30
 """Bytes. So would many of them."""
+MAX_ENTRIES = 4 << 20
+"""What is kept of each while it is looked at adds up."""
+MAX_PATH = 4095
+"""Bytes. No program can name more, and records of a chain of directories grow as its square."""
 
 _KINDS = {
     stat.S_IFREG: b"f",
@@ -55,7 +59,7 @@ def digest_tree(root: Path) -> TreeDigest:
 
     Raises:
         ImageError: an entry that no layer may hold, which the message names, or more than
-            `MAX_TREE` bytes.
+            `MAX_TREE` bytes or `MAX_ENTRIES` entries.
         OSError: the tree cannot be read.
     """
     whole = hashlib.sha256()
@@ -65,6 +69,7 @@ def digest_tree(root: Path) -> TreeDigest:
     for entry in walk(root):
         check_entry(entry)
         count += 1
+        check_count(count)
         inode = identity(entry.stat)
         if not stat.S_ISDIR(entry.stat.st_mode) and entry.stat.st_nlink > 1:
             first = seen.setdefault(inode, entry.path)
@@ -83,11 +88,12 @@ def check_entry(entry: Entry) -> None:
     """Refuse what no layer may hold.
 
     Raises:
-        ImageError: an id above 65535, a file of an absurd size, or a device that is not an
-            overlay whiteout.
+        ImageError: an id above 65535, a file of an absurd size, a path that no program can
+            name, or a device that is not an overlay whiteout.
     """
-    status = entry.stat
-    shown = os.fsdecode(entry.path)
+    status, path = entry.stat, entry.path
+    check_path(path)
+    shown = os.fsdecode(path)
     if status.st_uid > MAX_ID or status.st_gid > MAX_ID:
         raise ImageError(
             f"{shown!r} belongs to {status.st_uid}:{status.st_gid}; "
@@ -96,6 +102,18 @@ def check_entry(entry: Entry) -> None:
     _check_size(entry)
     if stat.S_ISBLK(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev != 0):
         raise ImageError(f"{shown!r} is a device; layers hold none")
+
+
+def check_path(path: bytes) -> None:
+    """Refuse a path that no program can name. Raises ImageError."""
+    if len(path) > MAX_PATH:
+        raise ImageError(f"{excerpt(path)} is a path of over {MAX_PATH} bytes")
+
+
+def check_count(entries: int) -> None:
+    """Refuse more entries than a layer may have. Raises ImageError."""
+    if entries > MAX_ENTRIES:
+        raise ImageError(f"it has more than {MAX_ENTRIES} entries")
 
 
 def _check_size(entry: Entry) -> None:

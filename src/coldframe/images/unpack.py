@@ -21,7 +21,7 @@ from coldframe.host.treewalk import Entry, identity, open_file, walk
 from coldframe.images import names
 from coldframe.images.archives import Readable, open_archive
 from coldframe.images.base import Image, ImageConfig, Progress, quiet
-from coldframe.images.digest import MAX_FILE, layer_xattrs
+from coldframe.images.digest import MAX_FILE, check_count, layer_xattrs
 from coldframe.images.store import ImageStore
 from coldframe.images.trees import NO_SPACE
 from coldframe.images.writer import Metadata, TreeWriter, copy_content, split
@@ -78,6 +78,7 @@ def unpack_tar(stream: Readable, tree: Path, shown: str, progress: Progress = qu
                 with _member_named(info.name):
                     _unpack_member(reader, info, writer)
                 count += 1
+                check_count(count)
                 if count % _REPORT_EVERY == 0:
                     progress(f"unpacked {count} entries")
             progress(f"unpacked {count} entries")

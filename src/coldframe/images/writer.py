@@ -15,11 +15,13 @@ from types import TracebackType
 from typing import Self
 
 from coldframe.host.treewalk import DIRECTORY
-from coldframe.images.digest import MAX_ID
+from coldframe.images.digest import MAX_ID, check_path
 from coldframe.protocol.errors import ImageError
 from coldframe.protocol.text import excerpt
 
 BLOCK = 1 << 20
+_MAX_TIMES = 256 << 20
+"""Bytes of the paths of directories whose times are kept until the end."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -39,8 +41,9 @@ def split(path: bytes) -> tuple[bytes, ...]:
     """Return a path's components, without leading slash and dots; () for the root.
 
     Raises:
-        ImageError: it holds `..` or a NUL.
+        ImageError: it holds `..` or a NUL, or is longer than any program can name.
     """
+    check_path(path)
     parts = tuple(part for part in path.split(b"/") if part not in (b"", b"."))
     if b".." in parts or b"\0" in path:
         raise ImageError(f"{excerpt(path)} would leave the tree; nothing was kept")
@@ -53,7 +56,8 @@ class TreeWriter:
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, DIRECTORY)
         self._parent: tuple[tuple[bytes, ...], int] | None = None
-        self._times: dict[tuple[bytes, ...], int] = {}
+        self._times: dict[bytes, int] = {}
+        self._times_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +92,10 @@ class TreeWriter:
         finally:
             os.close(fd)
         if metadata.mtime_ns is not None:
-            self._times[parts] = metadata.mtime_ns
+            self._times_bytes += len(path)
+            if self._times_bytes > _MAX_TIMES:
+                raise ImageError(f"the paths of its directories are over {_MAX_TIMES} bytes")
+            self._times[b"/".join(parts)] = metadata.mtime_ns
 
     def file(self, path: bytes, metadata: Metadata, fill: Callable[[int], None]) -> None:
         """Make a regular file; `fill` writes its content to the descriptor."""
@@ -241,9 +248,9 @@ class TreeWriter:
 
     def _set_directory_times(self) -> None:
         """Done last: every entry that was made in a directory changed its time."""
-        for parts, mtime_ns in self._times.items():
+        for path, mtime_ns in self._times.items():
             try:
-                fd = self._open_directory(parts)
+                fd = self._open_directory(split(path))
             except (FileNotFoundError, ImageError):  # replaced since
                 continue
             try:

@@ -162,3 +162,31 @@ def test_tree_of_many_large_files_is_refused(
 
     (tmp_path / "a").unlink()
     assert digest_tree(tmp_path).size_bytes == 60
+
+
+def test_tree_deeper_than_paths_can_name_is_refused_at_once(tmp_path: Path) -> None:
+    """A step may dig for as long as it may run; records of whole paths grow as its square."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(21):
+        os.mkdir("d" * 200, dir_fd=fd)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+    with pytest.raises(ImageError, match="is a path of over 4095 bytes"):
+        digest_tree(tmp_path)
+
+
+def test_tree_of_too_many_entries_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of each entry is the host's memory."""
+    monkeypatch.setattr("coldframe.images.digest.MAX_ENTRIES", 3)
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    assert digest_tree(tmp_path).entries == 3
+
+    (tmp_path / "c").touch()
+    with pytest.raises(ImageError, match="more than 3 entries"):
+        digest_tree(tmp_path)

@@ -142,6 +142,7 @@ HOSTILE: dict[str, tuple[list[Member], str]] = {
         [_member("a", b"x", pax_headers={"SCHILY.xattr.user.a\0b": "x"})],
         "'a' has an attribute",
     ),
+    "path longer than any program can name": ([_member("d/" * 3000, type=tarfile.DIRTYPE)], "4095"),
     "name too long": ([_member("n" * 300, b"x")], "too long"),
     "header too large": (
         [_member("a", b"x", pax_headers={"comment": "c" * (2 << 20)})],
