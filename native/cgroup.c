@@ -14,6 +14,7 @@
 
 #include "spawner.h"
 
+#define V1_TCP_LIMIT "memory.kmem.tcp.limit_in_bytes"
 #define CPU_PERIOD_US 100000u
 /* What a sandbox may use while something of it is killed. */
 #define DYING_MILLI 2000u
@@ -74,6 +75,12 @@ int cgroups_finish(void)
 			TRY(slot_put(bases->v1[i], (enum slot)(SLOT_V1 + i)));
 	}
 	(void)delegates("io");
+	/*
+	 * The first limit of its kind has the kernel patch itself, and so does the last one's end:
+	 * ours keeps it so.
+	 */
+	if (bases->v1[MEMORY] >= 0)
+		(void)write_file_at(bases->v1[MEMORY], V1_TCP_LIMIT, "1125899906842624");
 	bases->split = bases->v2[MEMORY];
 	return 0;
 }
@@ -114,7 +121,7 @@ static int set_limit(const struct sandbox *sandbox, enum controller controller, 
 static int limit_memory(struct sandbox *sandbox)
 {
 	char value[24], path[ID_MAX + 64];
-	int swap;
+	int swap, tcp;
 
 	snprintf(value, sizeof(value), "%" PRIu64, sandbox->limits.of[MEMORY]);
 	TRY(set_limit(sandbox, MEMORY, "memory.limit_in_bytes", "memory.max", value));
@@ -123,6 +130,13 @@ static int limit_memory(struct sandbox *sandbox)
 	/* Absent where the kernel does not count swap. */
 	if (swap != -ENOENT)
 		TRY(swap);
+	/* Version 1 counts what TCP holds apart, and leaves it out unless it is limited. */
+	if (!bases->v2[MEMORY]) {
+		snprintf(path, sizeof(path), "%s/" V1_TCP_LIMIT, sandbox->id);
+		tcp = write_file_at(bases->v1[MEMORY], path, value);
+		if (tcp != -ENOENT)
+			TRY(tcp);
+	}
 	snprintf(path, sizeof(path), "%s/%s", sandbox->id,
 		 bases->v2[MEMORY] ? "memory.events" : "memory.oom_control");
 	return sandbox->oom = check(openat(bases->v2[MEMORY] ? bases->unified : bases->v1[MEMORY],

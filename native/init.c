@@ -149,6 +149,8 @@ static const struct {
 	{NEW_PROC "/acpi", NEW_DEV "/.empty", R_OK},
 	{NEW_PROC "/asound", NEW_DEV "/.empty", R_OK},
 	{NEW_PROC "/scsi", NEW_DEV "/.empty", R_OK},
+	/* Each trigger takes a grace period to close: thousands hold up a kill for minutes. */
+	{NEW_PROC "/pressure", NEW_DEV "/.empty", R_OK},
 	{NEW_SYS "/firmware", NEW_DEV "/.empty", R_OK},
 	{NEW_SYS "/devices/virtual/powercap", NEW_DEV "/.empty", R_OK},
 	{NEW_PROC "/bus", NULL, W_OK},

@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <mqueue.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -229,6 +230,28 @@ static int open_queue(long number)
 	return mq_open(name, O_RDWR | O_CREAT, 0600, NULL);
 }
 
+/* A connection to itself that holds 128 KiB which nobody reads. */
+static int open_filled(long number)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t len = sizeof(here);
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	int from = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	int size = 1 << 18;
+	static char content[1 << 17];
+
+	(void)number;
+	setsockopt(from, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+	if (bind(listener, (struct sockaddr *)&here, len) || listen(listener, 1) ||
+	    getsockname(listener, (struct sockaddr *)&here, &len))
+		return -1;
+	if (connect(from, (struct sockaddr *)&here, len) && errno != EINPROGRESS)
+		return -1;
+	if (accept(listener, NULL, NULL) < 0)
+		return -1;
+	return send(from, content, sizeof(content), 0) == sizeof(content) ? from : -1;
+}
+
 static const struct {
 	const char *name;
 	int (*open_one)(long number);
@@ -236,6 +259,7 @@ static const struct {
 	{"terminals", open_terminal},
 	{"inotify", open_inotify},
 	{"queues", open_queue},
+	{"filled", open_filled},
 };
 
 static int keep(const char *kind, long count)

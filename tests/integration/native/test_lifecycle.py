@@ -193,6 +193,19 @@ async def test_hog_below_a_shell_that_lives_on_is_oom(native: Native) -> None:
     assert (survived.reason, survived.code, survived.oom_kills > 0) == (Reason.EXIT, 3, True)
 
 
+async def test_what_connections_hold_counts_as_memory(native: Native) -> None:
+    """Version 1 leaves it out unless asked: one small sandbox would take gigabytes of the host."""
+    sandbox = await native.create(memory_bytes=32 << 20)
+
+    holder = native.start(sandbox, "probe", "keep", "filled", "1000")
+    while not (await holder.watch(0, 0)).stdout_total:
+        pass
+
+    await native.spawner.kill_all(sandbox.sandbox_id)
+    filled = int((await holder.ended).stdout.data or b"") << 17
+    assert 0 < filled < 64 << 20
+
+
 async def test_worker_survives_execs_into_a_full_sandbox(native: Native) -> None:
     """Helpers share the worker's memory: were one the OOM killer's victim, all would die."""
     sandbox = await native.create(memory_bytes=24 << 20, shm_bytes=1 << 30)
