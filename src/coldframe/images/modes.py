@@ -24,6 +24,7 @@ def changed(mode: int, text: str) -> int:
     if _OCTAL.fullmatch(text):
         return int(text, 8)
     bits = stat.S_IMODE(mode)
+    cleared = ~0o6000 if stat.S_ISDIR(mode) else ~0  # by `=`; a directory's lose theirs by `-`
     for clause in text.split(","):
         match = _CLAUSE.fullmatch(clause)
         assert match is not None
@@ -33,7 +34,7 @@ def changed(mode: int, text: str) -> int:
         for operator, letters in re.findall(r"([-+=])([rwxXst]*)", match[2]):
             given = who & _given(letters, executable=stat.S_ISDIR(mode) or bool(bits & 0o111))
             if operator == "=":
-                bits = (bits & ~(who & 0o777)) | given
+                bits = (bits & ~(who & cleared)) | given
             else:
                 bits = bits | given if operator == "+" else bits & ~given
     return bits

@@ -18,7 +18,7 @@ _CLAUSE = st.builds(
     lambda who, operator, bits: who + operator + bits,
     st.sampled_from(["u", "g", "o", "a", "ug", "uo", "go", "ugo"]),
     st.sampled_from("+-="),
-    st.text(alphabet="rwxX", max_size=3),
+    st.text(alphabet="rwxXst", max_size=3),
 )
 
 
@@ -36,6 +36,8 @@ _CLAUSE = st.builds(
         (0o040700, "u=rwX,go=rX", 0o755),
         (0o100744, "go+rX", 0o755),
         (0o100777, "o=", 0o770),
+        (0o106755, "u=rwx", 0o2755),
+        (0o046755, "u=rwx", 0o6755),
         (0o100755, "u+s,+t", 0o5755),
         (0o100644, "u+x-w", 0o544),
     ],
@@ -53,7 +55,7 @@ def test_text_that_is_no_mode_is_told(text: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 0o777), st.lists(_CLAUSE, min_size=1, max_size=3), st.booleans())
+@given(st.integers(0, 0o7777), st.lists(_CLAUSE, min_size=1, max_size=3), st.booleans())
 def test_mode_is_what_chmod_makes(bits: int, clauses: list[str], directory: bool) -> None:
     """The tool itself judges."""
     with tempfile.TemporaryDirectory() as made:
