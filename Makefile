@@ -21,6 +21,7 @@ SAMPLES := 2
 CONCURRENCY := 2
 # Most tests wait more than they compute. A file's tests stay together, in the order of collection.
 PYTEST_SPREAD := -n 5 --dist loadfile --no-loadscope-reorder
+PYTEST_SLOWEST := --durations=30 --durations-min=5
 PYTEST_ARGS :=
 FUZZ_SECONDS := 300
 
@@ -37,7 +38,7 @@ demo: setup  ## The main job: tasks in; sandboxes, a harness, a verifier; trajec
 
 test: setup  ## Every test
 	@$(MAKE) -j2 native-check compiled
-	@$(BIN)/python -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PYTEST_SPREAD) $(PYTEST_SLOWEST) $(PYTEST_ARGS)
 
 test-long:  ## Every test, those that take minutes too
 	@tools/setup --long

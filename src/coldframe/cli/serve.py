@@ -82,9 +82,9 @@ def serve(
     to one without, and its sandboxes with it. TCP asks for keys (coldframe key create); as long as
     there is none, it is loopback only.
 
-    Sandboxes outlive this process: who serves the same home next goes on with them. SIGTERM lets
-    requests come to their end, then ends every sandbox; a second one, and SIGUSR1, leave them to
-    the next process. SIGHUP executes the program anew (coldframe node upgrade).
+    Ctrl-C and SIGTERM let requests come to their end, then end every sandbox; a second one, and
+    SIGUSR1, leave them to who serves the same home next, as a kill does. SIGHUP executes the
+    program anew (coldframe node upgrade).
     """
     tls = _tls(tls_cert, tls_key)
     if idle_exit is not None and not (math.isfinite(idle_exit) and idle_exit >= 1):
