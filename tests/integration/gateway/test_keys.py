@@ -245,6 +245,20 @@ def test_scope_that_is_lacking_is_named(keyed_service: Service, make_key: MakeKe
         sandbox.delete()
 
 
+def test_name_that_is_too_long_with_its_owners_tag_is_refused(
+    keyed_service: Service, make_key: MakeKey
+) -> None:
+    """It would be a host name that no kernel takes; the caller is told what fits."""
+    with http(keyed_service.tcp, make_key("green")) as caller:
+        answers = [
+            caller.post("/v1/sandboxes", json={"image": "any", "name": "x" * length})
+            for length in (52, 53)
+        ]
+        assert [one.status_code for one in answers] == [201, 400]
+        assert "at most 52 characters" in answers[1].json()["message"]
+        caller.delete(f"/v1/sandboxes/{answers[0].json()['id']}")
+
+
 def test_owners_neither_see_nor_guess_nor_block_each_other(
     keyed_service: Service, make_key: MakeKey
 ) -> None:

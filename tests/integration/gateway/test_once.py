@@ -63,9 +63,10 @@ def test_key_of_a_change_stands_for_nothing_else(files: httpx.Client) -> None:
     others = [
         files.put("/files?path=/b", content=b"one", headers=key),
         files.put("/files?path=/a", content=b"two", headers=key),
+        files.delete("/files?path=/a", headers=key),
         files.post("/execs", json={"command": "true", "operation_id": key["Idempotency-Key"]}),
     ]
-    assert [one.json()["code"] for one in others] == ["operation_mismatch"] * 3
+    assert [one.json()["code"] for one in others] == ["operation_mismatch"] * 4
     assert files.get("/files?path=/a").content == b"one"
 
 

@@ -62,6 +62,17 @@ async def test_healthcheck_failures_in_the_start_period_do_not_count(
         await wait_healthy(sandbox, Healthcheck(command, 0.02, retries=1))
 
 
+async def test_healthcheck_that_began_in_the_start_period_does_not_count(
+    sandbox: AsyncSandbox,
+) -> None:
+    """Whatever it takes: a check that hangs while a service starts is none of its failures."""
+    check = Healthcheck(COUNT + "sleep 1; false", 0.02, start_period_s=0.5, retries=1)
+    with pytest.raises(UnhealthyError, match="failed 1 times in a row"):
+        await wait_healthy(sandbox, check)
+
+    assert await runs(sandbox) == 2
+
+
 async def test_healthcheck_past_its_start_period_waits_the_longer_interval(
     sandbox: AsyncSandbox,
 ) -> None:

@@ -132,6 +132,16 @@ def test_unpack_more_than_allowed_is_refused(tmp_path: Path) -> None:
         unpack_bytes(data, tmp_path, max_bytes=4096)
 
 
+def test_unpack_of_more_members_than_allowed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty files cost no bytes, and inodes all the same."""
+    monkeypatch.setattr("coldframe.client._archive.MAX_MEMBERS", 2)
+    data = archive(*((member(name), b"") for name in "abc"))
+    with pytest.raises(FileTooLargeError, match="more than 2 members"):
+        unpack_bytes(data, tmp_path)
+
+
 @pytest.mark.parametrize("cut", [100, 700, 5632])
 def test_unpack_damaged_archive_is_a_typed_failure(cut: int, tmp_path: Path) -> None:
     """A connection that breaks must not look like a small tree."""

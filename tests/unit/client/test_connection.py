@@ -171,3 +171,19 @@ async def test_pieces_that_come_in_one_turn_of_the_loop_are_one_answer() -> None
             connection.data_received(CHUNKED[at:])
             assert (await asked).body == b"hello"
             connection.close()
+
+
+async def test_content_that_fails_is_what_its_request_fails_of() -> None:
+    """A file that cannot be read is no service that cannot be reached."""
+
+    async def fails() -> AsyncIterator[bytes]:
+        yield b"begun"
+        raise OSError("the disk of the source")
+
+    async def hears(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with served(hears) as (http, _):
+        with pytest.raises(OSError, match="the disk of the source"):
+            async with http.stream("PUT", "/", fails()):
+                pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -35,3 +36,13 @@ def test_client_is_refused_on_an_event_loop_that_is_not_its_own() -> None:
     closed = other.run_until_complete(_refused(runner))
     assert closed == [f"this client belongs to another event loop, which is closed: {remedy}"] * 2
     other.close()
+
+
+def test_client_is_refused_in_a_forked_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would read from one connection, and each get the other's answers."""
+    runner = AsyncRunner(_nothing)
+    of_parent = os.getpid()
+    asyncio.run(runner.run(_nothing()))
+    monkeypatch.setattr(os, "getpid", lambda: of_parent + 1)
+    with pytest.raises(ClientClosedError, match=f"belongs to process {of_parent}"):
+        asyncio.run(runner.run(_nothing()))

@@ -24,7 +24,7 @@ def _lines(directory: Path) -> list[dict[str, object]]:
 def test_log_is_rotated_by_size_and_bounded(tmp_path: Path) -> None:
     """It must never fill the disk, and the newest is what is kept."""
     entries = AuditLog(tmp_path / "audit", 1000, 3)
-    for number in range(200):
+    for number in range(500):
         entries.write({"number": number})
     entries.close()
 
@@ -33,8 +33,8 @@ def test_log_is_rotated_by_size_and_bounded(tmp_path: Path) -> None:
     assert all(file.stat().st_size <= 1000 for file in (tmp_path / "audit").iterdir())
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "audit").iterdir())
     kept = sorted(int(str(line["number"])) for line in _lines(tmp_path / "audit"))
-    assert kept == list(range(kept[0], 200))
-    assert len(kept) > 100
+    assert kept == list(range(kept[0], 500))
+    assert 100 < len(kept) < 250  # 16 bytes each
 
 
 def test_processes_that_write_at_once_lose_and_mix_no_line(tmp_path: Path) -> None:
@@ -51,6 +51,20 @@ def test_processes_that_write_at_once_lose_and_mix_no_line(tmp_path: Path) -> No
     found = {(line["who"], line["n"]) for line in _lines(tmp_path / "audit")}
     assert found == {(name, number) for name in "abc" for number in range(2000)}
     assert len(list((tmp_path / "audit").iterdir())) > 3
+
+
+def test_file_that_another_process_has_rotated_is_not_rotated_again(tmp_path: Path) -> None:
+    """Each process would push out one more of the oldest files."""
+    one, other = [AuditLog(tmp_path / "audit", 1000, 9) for _ in range(2)]
+    one.write({"text": "x" * 900})
+    one.write({"text": "x" * 90})  # in the next file
+    other.write({"text": "x" * 90})
+    one.close()
+    other.close()
+
+    names = sorted(file.name for file in (tmp_path / "audit").iterdir())
+    assert names == ["audit.jsonl", "audit.jsonl.1"]
+    assert len((tmp_path / "audit" / "audit.jsonl").read_bytes().splitlines()) == 2
 
 
 def test_full_disk_stops_nobody_and_is_counted(

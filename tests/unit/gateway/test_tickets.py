@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import time
 from pathlib import Path
 
@@ -53,3 +54,16 @@ def test_revoked_tokens_are_kept_until_they_expire_and_no_longer(
             with pytest.raises(PortUrlInvalidError):
                 reader.read(token)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["ports.key", "ports.revoked"]
+
+
+def test_token_is_good_in_one_spelling_only(tmp_path: Path) -> None:
+    """What is revoked is known by its spelling: another one of the same bytes would lead on."""
+    tickets = Tickets(tmp_path)
+    for name in ("sb-aaaaaa-aaaaaaaaaa", "sb-aaaaaa-aaaaaaaaaab", "sb-aaaaaa-aaaaaaaaaabb"):
+        token = tickets.issue(Ticket(name, 80, int(time.time()) + 60))
+        others = {token + more for more in ("=", "==", "\n", "A")}
+        others |= {token[:-1] + last for last in string.ascii_letters + string.digits} - {token}
+        assert tickets.read(token).sandbox_id == name
+        for other in others:
+            with pytest.raises(PortUrlInvalidError):
+                tickets.read(other)

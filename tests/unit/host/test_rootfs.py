@@ -28,17 +28,13 @@ from coldframe.protocol.errors import (
     StorageFullError,
 )
 from coldframe.protocol.models import FileKind
-from tests.fixtures.runtime import Tree, pieces
+from tests.fixtures.runtime import Tree, open_descriptors, pieces
 
 MIB = 1 << 20
 
 
 async def read(tree: Tree, path: str | bytes, **span: int) -> bytes:
     return b"".join([piece async for piece in tree.files.read(path, **span)])
-
-
-def open_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def member_names(archive: bytes) -> list[str]:

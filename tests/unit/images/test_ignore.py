@@ -95,3 +95,12 @@ def test_pattern_without_signs_matches_itself_alone(name: str) -> None:
     """The commonest pattern is a plain name."""
     assert name_pattern(name).fullmatch(name)
     assert not name_pattern(name).fullmatch(name + "x")
+
+
+def test_directory_that_is_out_is_looked_into_only_if_something_may_be_taken_back() -> None:
+    """A tree of dependencies costs nothing, and `!` finds what it takes back."""
+    assert Ignore("node_modules").hides_all_below("node_modules")
+    assert not Ignore("node_modules").hides_all_below("src")
+    kept = Ignore("node_modules\n!node_modules/ours")
+    assert not kept.hides_all_below("node_modules")
+    assert kept.leaves_out("node_modules/ours/a") is None

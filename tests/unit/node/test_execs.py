@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -28,6 +27,7 @@ from coldframe.protocol.models import (
     SignalScope,
 )
 from coldframe.runtimes.fake import FakeRuntime, FakeSandbox
+from tests.fixtures.runtime import open_descriptors
 from tests.fixtures.waiting import until_asked
 from tests.unit.node.conftest import SPEC, NodeMaker
 
@@ -274,11 +274,6 @@ async def test_unknown_operation_is_said(node: Node) -> None:
             await call
 
 
-def open_descriptors() -> int:
-    """How many this process has."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
     """A descriptor per command would end the node after some thousands."""
     sandbox = await node.create_sandbox(SPEC)
@@ -288,7 +283,7 @@ async def test_execs_leave_no_descriptors_behind(node: Node) -> None:
         for _ in range(5):
             await node.exec(sandbox.id, request)
             await node.kill_processes(sandbox.id)
-        return open_descriptors()
+        return len(open_descriptors())
 
     await round_trip()
     before = await round_trip()

@@ -93,3 +93,15 @@ def test_file_that_is_none_refuses_nothing(tmp_path: Path) -> None:
         ids = ExpiredIds(4, path)
         ids.add("op", None)
         assert "op" in ExpiredIds(4, path)
+
+
+def test_file_with_room_left_holds_nothing_but_its_ids(tmp_path: Path) -> None:
+    """What was never written must take no id's place."""
+    path = tmp_path / "expired"
+    add(ExpiredIds(4, path), "amber", ["first"])
+
+    again = ExpiredIds(4, path)
+    for number in "1234":
+        again.add(number, f"owner-{number}")
+
+    assert refused(again, "first", *"1234") == [*"1234"]

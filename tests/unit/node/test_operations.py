@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from coldframe.node.effects import Reply
 from coldframe.node.node import Node
 from coldframe.protocol.errors import (
     InvalidRequestError,
@@ -252,6 +253,28 @@ async def test_flood_of_one_owner_lets_nobody_elses_operation_run_again(
     with pytest.raises(OperationExpiredError):
         await node.exec(amber.id, request)
     assert await runs(node, amber.id) == 1
+
+
+async def test_flood_of_changes_lets_no_command_of_their_owner_run_again(
+    make_node: NodeMaker,
+) -> None:
+    """A program that is fed line by line makes thousands of changes for each command."""
+    node = await make_node(result_ttl_s=0.01, expired_ids=8)
+    labels = {"labels": {"owner": "amber"}}
+    sandbox = await node.create_sandbox(SPEC.model_copy(update=labels))
+    request = ExecRequest(command=TRACE, operation_id="command")
+    await node.exec(sandbox.id, request)
+
+    async def change() -> Reply:
+        return Reply(204, None, b"")
+
+    for n in range(30):
+        await node.once(f"change-{n}", "stdin", "amber", change)
+        await asyncio.sleep(0.002)  # so that they end one after the other
+
+    with pytest.raises(OperationExpiredError):
+        await node.exec(sandbox.id, request)
+    assert await runs(node, sandbox.id) == 1
 
 
 async def test_create_with_same_id_makes_one_sandbox(

@@ -30,6 +30,8 @@ def test_window_any_chunks_keep_head_tail_length_and_digest(
     assert len(output.head) + len(output.tail) == min(len(whole), limit)
     if len(whole) <= limit:
         assert output.head == whole
+    else:
+        assert len(output.head) == (limit + 1) // 2
 
 
 def test_window_dropped_bytes_make_the_digest_unknown() -> None:

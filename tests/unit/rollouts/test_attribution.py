@@ -29,6 +29,7 @@ from coldframe.trajectories.redaction import Redactor
         (errors.FileError("x"), Phase.VERIFY, Side.VERIFIER),
         (errors.UserNotFoundError("x"), Phase.VERIFY, Side.VERIFIER),
         (errors.RewardMissingError("x"), Phase.VERIFY, Side.VERIFIER),
+        (errors.GradingPreventedError("x"), Phase.VERIFY, Side.POLICY),
         (KeyError("x"), Phase.AGENT, Side.HARNESS),
         (KeyError("x"), Phase.VERIFY, Side.VERIFIER),
         (KeyError("x"), Phase.CREATE, Side.STARTUP),
@@ -84,6 +85,15 @@ def test_failure_carries_evidence_without_secrets() -> None:
 def test_only_passing_faults_of_the_platform_are_retried(error: Exception, again: bool) -> None:
     """Retrying anything else would choose among samples, and bias the group."""
     assert may_retry(failure_of(error, Phase.AGENT, Redactor(), {})) is again
+
+
+@pytest.mark.parametrize(("reason", "again"), [("spawner lost", True), ("oom", False)])
+def test_sandbox_that_went_with_its_node_is_tried_again(reason: str, again: bool) -> None:
+    """No agent can end the spawner; every other end may be its doing."""
+    evidence = {"sandbox_reason": reason}
+    failure = failure_of(errors.SandboxGoneError("x"), Phase.VERIFY, Redactor(), evidence)
+
+    assert failure.retryable is again
 
 
 def test_full_disk_is_retried_only_before_the_agent_acted() -> None:
