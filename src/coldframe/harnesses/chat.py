@@ -161,7 +161,7 @@ def _refusal(response: httpx.Response, content: bytes) -> Exception:
     """Return what to raise for a status other than 200."""
     code = detail = None
     try:
-        error = json.loads(content)["error"]
+        error = _load(content)["error"]
         code, detail = error.get("code"), error.get("message")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         detail = content[:200].decode("utf-8", "replace")
@@ -177,7 +177,7 @@ def _refusal(response: httpx.Response, content: bytes) -> Exception:
 def _parse(raw: bytes) -> tuple[dict[str, Any], str | None, Usage, str | None]:
     """Return message, finish reason, usage and model name; nonsense is the endpoint's failure."""
     try:
-        answer = json.loads(raw)
+        answer = _load(raw)
     except (ValueError, RecursionError):
         raise _Failed("the answer is not JSON", again=True) from None
     try:
@@ -194,6 +194,17 @@ def _parse(raw: bytes) -> tuple[dict[str, Any], str | None, Usage, str | None]:
         _usage(answer.get("usage")),
         model if isinstance(model, str) else None,
     )
+
+
+def _load(raw: bytes) -> Any:
+    """Read JSON; a half of a surrogate pair, which no text can hold, becomes a question mark.
+
+    Models write them where an answer is cut inside of a character.
+    """
+    value = json.loads(raw)
+    if b"\\ud" not in raw.lower():
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _usage(value: Any) -> Usage:

@@ -23,7 +23,7 @@ from coldframe.protocol.errors import (
 )
 from coldframe.protocol.models import ExecResult, Reason
 from coldframe.protocol.text import excerpt
-from coldframe.trajectories.recorder import StepRecord
+from coldframe.trajectories.recorder import StepRecord, plain_text
 from coldframe.trajectories.schema import Termination
 
 BASH_TOOL: dict[str, Any] = {
@@ -227,6 +227,7 @@ class _Conversation:
         omitted: int = 0,
     ) -> None:
         """Show the model a text, and keep it exactly as it was shown."""
+        text = plain_text(text)  # arguments that are quoted may hold halves of surrogate pairs
         role = "tool" if call_id is not None else "user"
         message: dict[str, Any] = {"role": role, "content": text}
         if call_id is not None:

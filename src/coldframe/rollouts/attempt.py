@@ -39,7 +39,7 @@ from coldframe.rollouts.step_rewards import total_rewards, why_stop
 from coldframe.rollouts.task import EnvironmentSpec, Task, TaskStep
 from coldframe.rollouts.users import Account, account_of
 from coldframe.trajectories.identity import ImageIdentity
-from coldframe.trajectories.recorder import Recorder
+from coldframe.trajectories.recorder import Recorder, plain_text
 from coldframe.trajectories.redaction import Redactor, secret_values
 from coldframe.trajectories.schema import Failure, Termination, Trajectory
 from coldframe.trajectories.store import BlobStore
@@ -324,7 +324,7 @@ class Attempt:
             async with asyncio.timeout(FINGERPRINT_S):
                 return await sandbox.fingerprint()
         except (CapabilityError, SandboxStateError, FileError) as error:
-            self.unknown[field_name] = str(error)
+            self.unknown[field_name] = self.clean(str(error))
         except TimeoutError:
             self.unknown[field_name] = f"not taken within {FINGERPRINT_S:g} s"
         return None
@@ -334,7 +334,7 @@ class Attempt:
         try:
             await sandbox.refresh()
         except ColdframeError as error:
-            self.unknown["failure.evidence.sandbox_reason"] = str(error)
+            self.unknown["failure.evidence.sandbox_reason"] = self.clean(str(error))
 
     async def _delete(self, sandbox: AsyncSandbox) -> None:
         """Delete within a bound; a verdict stands even if this fails, and says so."""
@@ -345,7 +345,11 @@ class Attempt:
         except TimeoutError:
             self.warnings.append(f"sandbox {sandbox.id} was not deleted within {DELETE_S:g} s")
         except ColdframeError as error:
-            self.warnings.append(f"sandbox {sandbox.id} was not deleted: {error}")
+            self.warnings.append(self.clean(f"sandbox {sandbox.id} was not deleted: {error}"))
+
+    def clean(self, said: str) -> str:
+        """Return what somebody else has said as the record may hold it."""
+        return self.redactor.text(plain_text(said))
 
     def _evidence(self) -> dict[str, Any]:
         evidence: dict[str, Any] = {}
@@ -359,6 +363,8 @@ class Attempt:
 
 def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
     known = set(task.secrets)
+    for server in task.offers.mcp_servers:
+        known |= secret_values(server.headers)
     verifiers = (step.verifier for step in task.steps)
     for env in (task.environment.env, task.solution_env, *(one.env for one in verifiers)):
         known |= secret_values(env)

@@ -56,7 +56,7 @@ def trajectory(attempt: Attempt, started_at: float) -> Trajectory:
         ended_at=time.time(),
         steps=steps,
         termination=termination,
-        policy_failure=_policy_failure(attempt.outcome),
+        policy_failure=_policy_failure(attempt, attempt.outcome),
         phases=attempt.phases.records,
         task_steps=_task_steps(attempt),
         tamper=tuple(event for stage in attempt.stages for event in stage.tampering.events),
@@ -73,10 +73,10 @@ def trajectory(attempt: Attempt, started_at: float) -> Trajectory:
     )
 
 
-def _policy_failure(outcome: Outcome) -> PolicyFailure | None:
+def _policy_failure(attempt: Attempt, outcome: Outcome) -> PolicyFailure | None:
     if outcome.termination not in _POLICY_ENDINGS:
         return None
-    return PolicyFailure(code=outcome.termination.value, message=outcome.message)
+    return PolicyFailure(code=outcome.termination.value, message=attempt.clean(outcome.message))
 
 
 def _verification(attempt: Attempt) -> Verification | None:
@@ -100,7 +100,7 @@ def _task_step(attempt: Attempt, stage: Stage) -> TaskStepRecord:
         end_step=stage.end_step,
         prompt=stage.prompt,
         termination=stage.outcome.termination,
-        policy_failure=_policy_failure(stage.outcome),
+        policy_failure=_policy_failure(attempt, stage.outcome),
         rewards=None if stage.failure else stage.rewards,
         failure=stage.failure,
         verification=stage.verification,
@@ -192,13 +192,13 @@ def _harness_settings(attempt: Attempt) -> dict[str, Any]:
 
 
 def _model(attempt: Attempt) -> ModelIdentity | None:
-    model = attempt.settings.model
+    model, reported = attempt.settings.model, attempt.recorder.reported_model
     if model is None or not attempt.harness.needs_model:
         return None
     return ModelIdentity(
         name=model.name,
         base_url=redact_url(model.base_url),
-        reported_name=attempt.recorder.reported_model,
+        reported_name=None if reported is None else attempt.clean(reported),
         policy_version=model.policy_version,
         tokenizer=model.tokenizer,
         renderer=model.renderer,

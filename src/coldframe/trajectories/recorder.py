@@ -38,6 +38,10 @@ def plain_text(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
 
 
+def _plain(value: str | None) -> str | None:
+    return None if value is None else plain_text(value)
+
+
 def plain_process(process: ProcessInfo) -> ProcessInfo:
     """Return the process with a name that JSON can hold."""
     return process.model_copy(update={"name": plain_text(process.name)})
@@ -66,7 +70,9 @@ class StepRecord:
     def parse_failure(self, code: str, message: str, tool_call_id: str | None = None) -> None:
         """Count an action that does not follow the tool schema."""
         said = self._recorder.redactor.text(plain_text(message))
-        self.parse_failures.append(ParseFailure(code=code, message=said, tool_call_id=tool_call_id))
+        self.parse_failures.append(
+            ParseFailure(code=code, message=said, tool_call_id=_plain(tool_call_id))
+        )
 
     def add(self, call: Call) -> int:
         """Keep a call, and return its index; what became of the files is told later, if at all."""
@@ -101,7 +107,7 @@ class StepRecord:
         """Keep what the model is shown, exactly."""
         blob = self._recorder.blob(text.encode("utf-8", "surrogatepass"))
         shown = Shown(rule=rule, text=blob, omitted_characters=omitted_characters)
-        self.shown.append(ShownMessage(role=role, tool_call_id=tool_call_id, shown=shown))
+        self.shown.append(ShownMessage(role=role, tool_call_id=_plain(tool_call_id), shown=shown))
 
     def build(self) -> Step:
         """Return the step as it stands now."""
@@ -109,7 +115,7 @@ class StepRecord:
             index=self._index,
             source=self._source,
             action=self.action,
-            finish_reason=self.finish_reason,
+            finish_reason=_plain(self.finish_reason),
             usage=self.usage,
             model_attempts=self.model_attempts,
             parse_failures=tuple(self.parse_failures),
@@ -214,7 +220,7 @@ class Recorder:
         """Return the call of a command that ended."""
         exec_s = max(result.duration_s, 0.0)
         return Call(
-            tool_call_id=tool_call_id,
+            tool_call_id=_plain(tool_call_id),
             operation_id=result.operation_id,
             request=self.request(result.request),
             outcome=CallOutcome.RESULT,
@@ -260,7 +266,7 @@ class Recorder:
             "env": self._environment(dict(options.get("env") or {})),
         }
         return Call(
-            tool_call_id=tool_call_id,
+            tool_call_id=_plain(tool_call_id),
             operation_id=str(options["operation_id"]),
             request=request,
             outcome=outcome,

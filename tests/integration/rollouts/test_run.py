@@ -26,7 +26,7 @@ from coldframe.rollouts.load import load_task
 from coldframe.rollouts.progress import Silent
 from coldframe.rollouts.run import Batch, RunResult
 from coldframe.trajectories.schema import Trajectory
-from tests.doubles.model_endpoint import Bash, ModelEndpoint
+from tests.doubles.model_endpoint import Bash, Http, ModelEndpoint, Say, tool_call
 from tests.fixtures.waiting import until_asked
 from tests.integration.rollouts.conftest import all_begun
 from tests.integration.rollouts.test_attempt import GRADED, make_task
@@ -381,3 +381,56 @@ async def test_run_whose_spawner_is_killed_recovers_every_sample(
     assert task["retries"] >= 1
     assert set(task["failures_by_side"]) <= {"environment", "startup"}
     assert (result.summary["complete"], result.all_verdicts) == (True, False)
+
+
+HALF = "\ud83d"
+KEY = "sk-test-key-of-the-run"
+
+
+def answering(message: dict[str, Any], finish_reason: str = "stop", model: str = "m") -> Http:
+    choice = {"message": message, "finish_reason": finish_reason}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    return Http(200, json.dumps({"model": model, "choices": [choice], "usage": usage}).encode())
+
+
+def calling(arguments: str = '{"command": "true"}', **changed: str) -> dict[str, Any]:
+    call = tool_call(arguments, call_id=changed.get("id", "c"), name=changed.get("name", "bash"))
+    return {"content": changed.get("content"), "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answering(calling(content=HALF)),
+        answering(calling(id=HALF)),
+        answering(calling(name=HALF)),
+        answering(calling('{"command": "true", "\\ud83d": 1}')),
+        answering({"content": "x"}, finish_reason=HALF),
+        answering({"content": "x"}, model=HALF),
+        Http(
+            400,
+            json.dumps(
+                {"error": {"code": "context_length_exceeded", "message": f"{HALF} {KEY}"}}
+            ).encode(),
+        ),
+    ],
+    ids=["content", "call id", "tool", "argument", "finish reason", "model", "error"],
+)
+async def test_run_with_an_answer_that_was_cut_inside_of_a_character_keeps_its_verdict(
+    native_async_client: AsyncSandboxClient, tmp_path: Path, reply: Http
+) -> None:
+    """No policy may end a run, or escape its grade, by half of a surrogate pair."""
+    write_task(tmp_path / "tasks", tests__test_sh=GRADED)
+    with ModelEndpoint({"Do one": [reply, Say("Done.")]}) as endpoint:
+        model = ModelSettings("m", endpoint.base_url, api_key=KEY, retries=0)
+        result = await run_batch(
+            *(native_async_client, tmp_path / "tasks", tmp_path / "out"),
+            harness="react",
+            model=model,
+        )
+
+    (trajectory,) = result.trajectories.values()
+    assert trajectory.rewards == {"reward": 0.0}, trajectory.failure
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if KEY.encode() in path.read_bytes()]
