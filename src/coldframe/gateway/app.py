@@ -106,7 +106,6 @@ def make_app(made: Service) -> FastAPI:
         app.include_router(part.router)
     app.add_api_websocket_route("/{path:path}", _refuse_socket)
     app.add_exception_handler(ColdframeError, _answer_ours)
-    app.add_exception_handler(BrokenPipeError, _answer_ours)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(WebSocketRequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -140,7 +139,7 @@ def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _answer_ours(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ColdframeError | BrokenPipeError)
+    assert isinstance(error, ColdframeError)
     return await failures.answer_to(request, error)
 
 

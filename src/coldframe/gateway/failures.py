@@ -24,7 +24,7 @@ log = logging.getLogger("coldframe.gateway")
 
 UNAUTHENTICATED = 401
 
-E = TypeVar("E", bound=ColdframeError | BrokenPipeError)
+E = TypeVar("E", bound=ColdframeError)
 
 _STATUS: dict[type[BaseException], int] = {
     errors.ColdframeError: 500,
@@ -46,7 +46,7 @@ _STATUS: dict[type[BaseException], int] = {
     errors.StaleBaseError: 409,
     errors.PortUnreachableError: 409,
     errors.SessionEndedError: 409,
-    BrokenPipeError: 409,
+    errors.StdinClosedError: 409,
     errors.SandboxGoneError: 410,
     errors.OperationExpiredError: 410,
     errors.OutputNotKeptError: 410,
@@ -109,10 +109,9 @@ def in_words_of(caller: HTTPConnection, error: E) -> E:
     return told
 
 
-def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
+def answer(error: ColdframeError, **more: Any) -> Response:
     """Return the answer that says an error; `more` stands beside it."""
-    if isinstance(error, ColdframeError):
-        error = discreet(error)
+    error = discreet(error)
     status = status_of(error)
     later = retry_after(status)
     headers = None if later is None else {"retry-after": later}
@@ -121,7 +120,7 @@ def answer(error: ColdframeError | BrokenPipeError, **more: Any) -> Response:
     return Response(told, status, headers, "application/json")
 
 
-async def answer_to(request: Request, error: ColdframeError | BrokenPipeError) -> Response:
+async def answer_to(request: Request, error: ColdframeError) -> Response:
     """Return the answer to a request; where it stood on what is no longer so, with what is."""
     more: dict[str, Any] = {}
     if isinstance(error, errors.ConflictError | errors.SandboxStateError):

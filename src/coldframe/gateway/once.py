@@ -99,7 +99,7 @@ async def _act(route: Once, handle: Handler, body: _Body) -> Reply:
     final = True
     try:
         answer = await handle(body.request())
-    except (ColdframeError, BrokenPipeError) as error:
+    except ColdframeError as error:
         answer = await failures.answer_to(body.asked, error)
         final = not may_run_again(error)
     except ClientDisconnect:

@@ -86,7 +86,6 @@ def _errors() -> list[tuple[str, int, str, str]]:
         status = status_of(kind(""))
         if status != _FAULT or kind is ColdframeError:  # others are no service's to raise
             rows.append((code, status, "yes" if kind.retryable else "no", text))
-    rows.append(("broken_pipe", 409, "no", "Nobody reads the command's stdin."))
     return rows
 
 

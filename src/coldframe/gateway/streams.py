@@ -161,7 +161,7 @@ async def _tell(socket: WebSocket, tenant: Tenant, operation_id: str, cursors: C
             await _send_error(socket, error)
 
 
-async def _send_error(socket: WebSocket, error: ColdframeError | BrokenPipeError) -> None:
+async def _send_error(socket: WebSocket, error: ColdframeError) -> None:
     await socket.send_json({"error": wire.error_body(failures.in_words_of(socket, error))})
 
 
@@ -172,7 +172,7 @@ async def _hear(socket: WebSocket, tenant: Tenant, inner: str) -> None:
                 await tenant.node.write_stdin(inner, message["bytes"])
             else:
                 await _obey(tenant, inner, message.get("text") or "")
-        except (ColdframeError, BrokenPipeError) as error:
+        except ColdframeError as error:
             await _send_error(socket, error)
 
 

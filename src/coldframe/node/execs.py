@@ -27,6 +27,7 @@ from coldframe.protocol.errors import (
     Execution,
     InvalidRequestError,
     SandboxGoneError,
+    StdinClosedError,
 )
 from coldframe.protocol.ids import check_operation_id, new_operation_id
 from coldframe.protocol.models import (
@@ -299,8 +300,11 @@ class Execs:
         """See `Node.write_stdin`."""
         running = await self._reach(operation_id)
         if running is None:
-            raise BrokenPipeError("the command has ended")
-        await running.write_stdin(data)
+            raise StdinClosedError("the command has ended; nobody reads its stdin")
+        try:
+            await running.write_stdin(data)
+        except BrokenPipeError as error:
+            raise StdinClosedError(str(error)) from error
 
     async def close_stdin(self, operation_id: str) -> None:
         """See `Node.close_stdin`."""

@@ -73,7 +73,7 @@ class _Files:
 async def _act(change: Callable[[], Awaitable[Any]], contents: list[_Content]) -> Returned:
     try:
         value, error, final = await change(), None, True
-    except (ColdframeError, BrokenPipeError) as failed:
+    except ColdframeError as failed:
         value, error, final = None, failed, not may_run_again(failed)
     digest = contents[0].sha256 if contents else None
     return Returned(value, error, digest, final)

@@ -322,6 +322,14 @@ class ArgumentsTooLongError(NotExecutedError):
     code = "arguments_too_long"
 
 
+class StdinClosedError(ColdframeError, BrokenPipeError):
+    """Nobody reads the command's stdin."""
+
+    code = "broken_pipe"
+    side = Side.POLICY
+    execution = Execution.UNKNOWN
+
+
 class OutputNotKeptError(ColdframeError):
     """The command's output at that place is kept no longer; its result has the head and tail."""
 

@@ -203,21 +203,9 @@ CODES: dict[str, type[ColdframeError]] = {
 }
 """Every error class by its code."""
 
-BROKEN_PIPE = "broken_pipe"
-"""The code of what is a BrokenPipeError in Python: nobody reads a command's stdin."""
 
-
-def error_body(error: ColdframeError | BrokenPipeError, **more: Any) -> dict[str, Any]:
+def error_body(error: ColdframeError, **more: Any) -> dict[str, Any]:
     """Return an error as JSON values."""
-    if isinstance(error, BrokenPipeError):
-        return {
-            "code": BROKEN_PIPE,
-            "message": str(error),
-            "retryable": False,
-            "side": errors.Side.POLICY,
-            "execution": Execution.UNKNOWN,
-            **more,
-        }
     return {
         "code": error.code,
         "message": str(error),
@@ -228,7 +216,7 @@ def error_body(error: ColdframeError | BrokenPipeError, **more: Any) -> dict[str
     }
 
 
-def read_error(body: bytes, status: int) -> ColdframeError | BrokenPipeError:
+def read_error(body: bytes, status: int) -> ColdframeError:
     """Return the error that an answer stands for; the same class as on the other side."""
     try:
         told = json.loads(body)
@@ -240,8 +228,6 @@ def read_error(body: bytes, status: int) -> ColdframeError | BrokenPipeError:
             f"the service answered {status} with what is no error of ours: {shown!r}",
             execution=Execution.UNKNOWN,
         )
-    if code == BROKEN_PIPE:
-        return BrokenPipeError(message)
     error = CODES.get(code, ColdframeError)(message, execution=execution)
     if isinstance(error, errors.CursorExpiredError):
         oldest = told.get("oldest")

@@ -197,7 +197,7 @@ def test_full_disk_is_said_and_does_not_kill_who_opens_the_keys(tmp_path: Path) 
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def _refusal(uri: str, headers: dict[str, str]) -> ColdframeError | BrokenPipeError:
+def _refusal(uri: str, headers: dict[str, str]) -> ColdframeError:
     """The error in the answer to a WebSocket's handshake: typed, as that of any request."""
     with pytest.raises(InvalidStatus) as refused:
         connect(uri, additional_headers=headers)

@@ -17,6 +17,7 @@ from coldframe.protocol.errors import (
     ProgramNotFoundError,
     SandboxGoneError,
     SandboxStateError,
+    StdinClosedError,
 )
 from coldframe.protocol.models import (
     ExecRequest,
@@ -202,8 +203,9 @@ async def test_background_exec_is_controlled_by_its_id(node: Node) -> None:
     assert await node.signal(cat, signal.SIGTERM) == 0
     assert await node.mark(cat) == (6, 0)
     await node.close_stdin(cat)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(StdinClosedError) as closed:
         await node.write_stdin(cat, b"x")
+    assert isinstance(closed.value, BrokenPipeError), "what Python calls it, too"
 
     terminal = await node.start_exec(
         sandbox.id, ExecRequest(command="read x; stty size", pty=PtySize(), stdin_open=True)
@@ -225,7 +227,7 @@ async def test_control_of_exec_in_ended_sandbox_says_that_it_ended(node: Node) -
     assert await node.mark(result.operation_id) == (result.out.total_bytes, 0)
     assert len((await node.read_output(result.operation_id, "stdout", 1000, 77)).data) == 77
     await node.close_stdin(result.operation_id)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(StdinClosedError):
         await node.write_stdin(result.operation_id, b"x")
     await node.forget(result.operation_id)
 

@@ -81,7 +81,7 @@ class AsyncProcess:
 
         Raises:
             InvalidRequestError: stdin was not asked to be open.
-            BrokenPipeError: nobody reads.
+            StdinClosedError: nobody reads.
         """
         content = encoded(data, "what is written to stdin")
         await self._runner.run(self._core.write_stdin(self.operation_id, content, operation_id))

@@ -80,7 +80,7 @@ class Process:
 
         Raises:
             InvalidRequestError: stdin was not asked to be open.
-            BrokenPipeError: nobody reads.
+            StdinClosedError: nobody reads.
         """
         content = encoded(data, "what is written to stdin")
         self._portal.run(self._core.write_stdin(self.operation_id, content, operation_id))

@@ -156,7 +156,7 @@ async def _hear(socket: WebSocket, tenant: Tenant, operation_id: str) -> None:
             continue
         if told.get("type") == "close":
             return
-        with contextlib.suppress(ColdframeError, BrokenPipeError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(ColdframeError, ValueError, TypeError, KeyError):
             await _obey(tenant, operation_id, told)
 
 
