@@ -69,6 +69,11 @@ def test_key_of_a_change_stands_for_nothing_else(files: httpx.Client) -> None:
     assert [one.json()["code"] for one in others] == ["operation_mismatch"] * 4
     assert files.get("/files?path=/a").content == b"one"
 
+    key = _key("empty")
+    assert files.put("/files?path=/a", content=b"", headers=key).status_code == 201
+    removal = files.delete("/files?path=/a", headers=key)  # the same place, and the same bytes
+    assert removal.json()["code"] == "operation_mismatch"
+
 
 def test_stdin_with_a_key_is_written_once(files: httpx.Client, service: Service) -> None:
     """Input that is written twice is another input."""

@@ -11,6 +11,7 @@ import pytest
 from coldframe.node.node import Node
 from coldframe.protocol.errors import (
     CapacityError,
+    Execution,
     InvalidRequestError,
     SandboxGoneError,
     SandboxStateError,
@@ -114,6 +115,22 @@ async def test_kept_sandbox_is_deleted_at_once_and_makes_room_when_the_node_is_f
     assert (await node.get(second.id)).state is SandboxState.TERMINATING
     assert (await node.delete(second.id)).state is SandboxState.DELETED
     assert (await node.ledger()).expired == 2
+
+
+async def test_command_that_waits_for_its_turn_ends_with_the_lease(make_node: NodeMaker) -> None:
+    """Whoever asked would wait as long as others compute, for what is never run."""
+    node = await make_node(quarantine_s=3600.0, exec_slots=1, exec_hold_s=60.0)
+    others, leased = [await node.create_sandbox(SPEC) for _ in range(2)]
+    holds = await node.start_exec(others.id, ExecRequest(command="sleep 60"))
+    waits = asyncio.ensure_future(node.exec(leased.id, TRUE))
+    await asyncio.sleep(0)
+
+    await node.renew(leased.id, 0.02)
+
+    with pytest.raises(SandboxGoneError) as refused:
+        await asyncio.wait_for(waits, 30)
+    assert refused.value.execution is Execution.NOT_EXECUTED
+    await node.cancel_exec(holds)
 
 
 async def _nothing() -> AsyncIterator[bytes]:
