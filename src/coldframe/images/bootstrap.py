@@ -46,6 +46,15 @@ _SLIM = (
     "--dpkgopt=path-exclude=/usr/share/doc/*",
     "--dpkgopt=path-include=/usr/share/doc/*/copyright",
 )
+_SPACE = "/mnt"
+"""Where mmdebstrap, and apt's own user, see the directory that they work in."""
+_CONFINED = (
+    *("setpriv", "--pdeathsig", "KILL"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+    *("sh", "-c", f'mount --bind "$0" {_SPACE} && TMPDIR={_SPACE} "$@"; exit $?'),
+)
+"""Ends all that a command has started, and what it has mounted, when we are killed; what it has
+written lies in a directory of the store, which gc removes."""
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _OFFLINE = re.compile(
     r"Temporary failure resolving|Could not resolve|Could not connect|Unable to connect|"
@@ -112,16 +121,20 @@ def bootstrap(
 def _debian(suite: str, tree: Path, work: Path, progress: Progress) -> None:
     if shutil.which("mmdebstrap") is None:
         raise CapabilityError("mmdebstrap is missing; run: apt-get install mmdebstrap")
-    options = work / "apt.conf"
+    space = work / "tmp"
+    space.mkdir(mode=0o1777)
+    options = space / "apt.conf"
     options.write_text("\n".join(connection_options(_output("apt-config", "dump"))) + "\n")
     sources = work / "sources.list"
     sources.write_text("\n".join(own_sources(_index_targets(), _own_suite(), suite)) + "\n")
     command = [
+        *_CONFINED,
+        str(space),
         "mmdebstrap",
         "--variant=minbase",
         "--format=tar",
         f"--include={','.join(PACKAGES)}",
-        f"--aptopt={options}",
+        f"--aptopt={_SPACE}/{options.name}",
         *_SLIM,
         suite,
         "-",
@@ -340,7 +353,7 @@ def _running(command: list[str], stdin: Path, log: Path) -> Iterator[IO[bytes]]:
         code = process.wait()
     if code != 0:
         text = log.read_text(errors="replace")
-        raise BootstrapError(_why(command[0], code, text)) from failure
+        raise BootstrapError(_why("mmdebstrap", code, text)) from failure
     if failure is not None:
         raise failure
 

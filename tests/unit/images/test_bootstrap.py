@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from coldframe.images.bootstrap import (
 )
 from coldframe.images.store import ImageStore
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
+from tests.fixtures.waiting import wait_until
 
 TARGETS = (
     "http://mirror.test/debian bookworm main\n"
@@ -174,3 +177,36 @@ def test_program_that_hangs_up_on_its_group_does_not_end_us(tmp_path: Path) -> N
     )
 
     assert (done.returncode, done.stdout) == (0, "full\n"), done
+
+
+def test_killed_bootstrap_leaves_no_process_no_mount_and_nothing_after_gc(tmp_path: Path) -> None:
+    """mmdebstrap would go on for a minute, with a tree in /tmp and mounts of the host's own."""
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "coldframe.cli.main"]
+    environment = os.environ | {"COLDFRAME_HOME": str(home), "TMPDIR": str(tmp_path)}
+
+    def processes() -> list[str]:
+        found = []
+        for one in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"COLDFRAME_HOME={home}\0".encode() in (one / "environ").read_bytes():
+                    found.append(one.name)
+        return found
+
+    with subprocess.Popen(
+        [*command, "image", "bootstrap", "debian:bookworm"],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    ) as killed:
+        wait_until(lambda: any(home.glob("images/tmp/*/tmp/mmdebstrap.*/etc")))
+        assert len(processes()) > 1
+        killed.kill()
+    wait_until(lambda: not processes())
+    mounts = Path("/proc/mounts").read_text()
+    left = list(tmp_path.glob("mmdebstrap*"))
+    reaped = subprocess.run([*command, "gc"], env=environment, capture_output=True, check=False)
+
+    assert str(tmp_path) not in mounts
+    assert left == []
+    assert reaped.returncode == 0, reaped.stderr
+    assert list((home / "images" / "tmp").iterdir()) == []
