@@ -19,14 +19,8 @@
 #include "seccomp.h"
 
 #define CAP(name) (1u << (name))
-/*
- * Above what a command may ask for, and below 64: a table that grows while it is shared (the father
- * waits in vfork) costs a grace period, 10 ms and more.
- */
-#define HIGH_FD 48
-#define HELD_FDS 3u
-_Static_assert(EXTRA_TARGET_MAX < HIGH_FD && HIGH_FD + EXTRA_MAX + HELD_FDS < 64,
-	       "descriptors collide");
+/* By what number the command has its status pipe. */
+#define STATUS_FD 3
 
 /* What a container's root usually has. */
 #define USUAL_CAPS                                                                                 \
@@ -70,34 +64,11 @@ static int put(int fd, int target)
 	return (int)raw(dup3, fd, target, 0);
 }
 
-static int put_high(int fd)
+int open_tasks(const struct launch *launch, enum controller controller)
 {
-	return (int)raw(fcntl, fd, F_DUPFD_CLOEXEC, HIGH_FD);
-}
+	int base = SLOT_V1 + (int)controller;
 
-/* Descriptors that the command needs when its own are in place. */
-struct held {
-	int pidfd, tasks[PIDS]; /* of memory and processor */
-};
-
-static int open_tasks(const struct launch *launch, int base)
-{
-	int fd = (int)raw(openat, base, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
-	int high = fd < 0 ? fd : put_high(fd);
-
-	if (fd >= 0)
-		raw(close, fd);
-	return high;
-}
-
-static int hold(const struct launch *launch, struct held *held)
-{
-	held->pidfd = put_high(SLOT_PIDFD);
-	TRY(held->pidfd);
-	for (int i = 0; i < PIDS; i++)
-		if (launch->limited[i])
-			TRY(held->tasks[i] = open_tasks(launch, SLOT_V1 + i));
-	return 0;
+	return (int)raw(openat, base, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
 static int place_stdin(const struct launch *launch)
@@ -114,52 +85,43 @@ static int place_stdin(const struct launch *launch)
 	return error;
 }
 
-/* Everything in its final place; whatever else is open gets closed, but for what is held. */
-static int arrange_descriptors(const struct launch *launch, struct held *held)
+/*
+ * Everything in its final place. What else the command needs on its way lies above: the sandbox's pidfd,
+ * and the files of memory and processor, since all lower numbers are taken.
+ */
+static int arrange_descriptors(const struct launch *launch, int tasks[PIDS])
 {
-	const struct exec_spec *spec = &launch->spec;
-	int high[EXTRA_MAX];
 	int last = 2;
 
-	for (size_t i = 0; i < spec->extra_count; i++)
-		TRY(high[i] = put_high(SLOT_EXTRA + (int)i));
 	TRY(place_stdin(launch));
 	TRY(put(SLOT_OUT, 1));
 	TRY(put(launch->pty ? SLOT_OUT : SLOT_ERR, 2));
-	TRY(hold(launch, held));
-	/* In the order of their numbers, so that the gaps between them can be closed. */
-	for (int target = 3; target < HIGH_FD; target++)
-		for (size_t i = 0; i < spec->extra_count; i++) {
-			if (spec->extra[i].target != target)
-				continue;
-			if (target > last + 1)
-				raw(close_range, last + 1, target - 1, 0);
-			TRY(put(high[i], target));
-			last = target;
-		}
-	for (size_t i = 0; i < spec->extra_count; i++)
-		raw(close, high[i]);
-	return (int)raw(close_range, last + 1, HIGH_FD - 1, 0);
+	for (int i = 0; i < PIDS; i++)
+		if (launch->limited[i])
+			TRY(tasks[i] = open_tasks(launch, (enum controller)i));
+	if (launch->spec.status >= 0)
+		TRY(last = put(SLOT_STATUS, STATUS_FD));
+	return (int)raw(close_range, last + 1, SLOT_PIDFD - 1, 0);
 }
 
 /* From here on the sandbox's root has power over us. */
-static int join_user_namespace(int pidfd)
+static int join_user_namespace(void)
 {
-	TRY((int)raw(setns, pidfd, LAST_NAMESPACES));
+	TRY((int)raw(setns, SLOT_PIDFD, LAST_NAMESPACES));
 	/* A change of identity may have undone this. */
 	TRY((int)raw(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0));
-	return (int)raw(close, pidfd);
+	return (int)raw(close, SLOT_PIDFD);
 }
 
 /*
  * What is throttled from here on is only this launch. The files were opened by the host's root,
  * which is what the kernel asks for.
  */
-static int enter_cgroups(const struct launch *launch, const struct held *held)
+static int enter_cgroups(const struct launch *launch, const int tasks[PIDS])
 {
 	for (int i = 0; i < PIDS; i++)
 		if (launch->limited[i])
-			TRY((int)raw(write, held->tasks[i], "0", 1));
+			TRY((int)raw(write, tasks[i], "0", 1));
 	return 0;
 }
 
@@ -263,22 +225,22 @@ static int set_up(struct launch *launch)
 {
 	const struct exec_spec *spec = &launch->spec;
 	struct rlimit no_core = {0, 0};
-	struct held held = {0};
+	int tasks[PIDS] = {-1, -1};
 	uint32_t open = GATE_OPEN;
 
 	launch->stage = "descriptors";
-	TRY(arrange_descriptors(launch, &held));
+	TRY(arrange_descriptors(launch, tasks));
 	raw(umask, spec->mask);
 	launch->stage = "limits";
 	TRY((int)raw(prlimit64, 0, RLIMIT_CORE, &no_core, NULL));
 	launch->stage = "join";
-	TRY(join_user_namespace(held.pidfd));
+	TRY(join_user_namespace());
 	launch->stage = "user";
 	TRY(take_identity(launch));
 	launch->stage = "cwd";
 	TRY((int)raw(chdir, spec->cwd));
 	launch->stage = "enter cgroups";
-	TRY(enter_cgroups(launch, &held));
+	TRY(enter_cgroups(launch, tasks));
 	/* The scheduler groups processes by session until they have a cgroup: 45 us if this is first. */
 	launch->stage = "session";
 	TRY((int)raw(setsid));

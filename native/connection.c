@@ -298,7 +298,10 @@ static int handle_frames(void)
 	return 0;
 }
 
-/* One read brings the descriptors of one frame at most: the last that begins in it. */
+/*
+ * One read brings the descriptors of one frame at most: the last that begins in it. Returns whether
+ * more may be waiting, or -errno.
+ */
 static int receive(void)
 {
 	struct batch batch;
@@ -309,13 +312,13 @@ static int receive(void)
 		return got ? (int)got : -ECONNRESET;
 	connection.have += (size_t)got;
 	if (!batch.lost && !batch.count)
-		return 0;
+		return connection.have == RECEIVE_MAX;
 	if (connection.batch_count == BATCHES_MAX) {
 		close_batch(&batch);
 		return -EPROTO;
 	}
 	connection.batches[connection.batch_count++] = batch;
-	return 0;
+	return 1;
 }
 
 static void ready(struct source *, uint32_t events)
@@ -328,15 +331,16 @@ static void ready(struct source *, uint32_t events)
 			lose();
 	}
 	for (unsigned i = 0; i < READS_PER_TURN && connection.alive && !connection.paused; i++) {
-		int error = events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? receive() : -EAGAIN;
+		int more = events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? receive() : -EAGAIN;
 
-		if (error == -EAGAIN)
+		if (more == -EAGAIN)
 			return;
-		error = error ? error : handle_frames();
-		if (error) {
+		if (more < 0 || handle_frames() < 0) {
 			lose();
 			return;
 		}
+		if (!more)
+			return;
 	}
 	if (connection.alive && connection.paused && events & (EPOLLHUP | EPOLLERR))
 		lose();

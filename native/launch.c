@@ -38,6 +38,7 @@
 
 #define STACK_SIZE (64u << 10)
 #define SPARES_MAX 64u
+#define STRINGS_KEPT 4096u
 #define OTHER_NAMESPACES                                                                             \
 	(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
 
@@ -57,7 +58,7 @@ static int enter_pids(const struct launch *launch)
 
 	if (!launch->limited[PIDS])
 		return 0;
-	TRY(fd = (int)raw(openat, SLOT_V1 + PIDS, launch->tasks, O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+	TRY(fd = open_tasks(launch, PIDS));
 	done = (int)raw(write, fd, "0", 1);
 	raw(close, fd);
 	return done;
@@ -146,12 +147,19 @@ static int copy_strings(struct launch *launch, const struct exec_spec *spec)
 {
 	size_t argc, envc;
 	size_t size = measure(spec->argv, &argc) + measure(spec->env, &envc) + strlen(spec->cwd) + 1;
-	char **pointers = malloc((argc + envc + 2) * sizeof(*pointers) + size);
-	char *at;
+	size_t room = (argc + envc + 2) * sizeof(char *) + size;
+	char **pointers, *at;
 
-	if (!pointers)
+	if (room > launch->strings_room) {
+		free(launch->strings);
+		launch->strings_room = room < STRINGS_KEPT ? STRINGS_KEPT : room;
+		launch->strings = malloc(launch->strings_room);
+	}
+	if (!launch->strings) {
+		launch->strings_room = 0;
 		return -ENOMEM;
-	launch->strings = (char *)pointers;
+	}
+	pointers = (char **)(void *)launch->strings;
 	launch->spec.argv = pointers;
 	launch->spec.env = pointers + argc + 1;
 	at = (char *)(pointers + argc + envc + 2);
@@ -180,7 +188,7 @@ static struct launch *take_spare(void)
 		spare_count--;
 		return launch;
 	}
-	launch = malloc(sizeof(*launch));
+	launch = calloc(1, sizeof(*launch));
 	stacks = mmap(NULL, 2 * STACK_SIZE, PROT_READ | PROT_WRITE,
 		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
 	if (!launch || stacks == MAP_FAILED) {
@@ -195,25 +203,24 @@ static struct launch *take_spare(void)
 
 static void give_back(struct launch *launch)
 {
-	free(launch->strings);
-	launch->strings = NULL;
 #ifdef __SANITIZE_ADDRESS__
 	/* Who was killed in the middle of a function left marks of its frame. */
 	__asan_unpoison_memory_region(launch->stacks, 2 * STACK_SIZE);
 #endif
+	if (launch->strings_room > STRINGS_KEPT) {
+		free(launch->strings);
+		launch->strings = NULL;
+		launch->strings_room = 0;
+	}
 	if (spare_count == SPARES_MAX) {
 		munmap(launch->stacks, 2 * STACK_SIZE);
+		free(launch->strings);
 		free(launch);
 		return;
 	}
 	launch->next = spares;
 	spares = launch;
 	spare_count++;
-}
-
-static int *held_fd(struct exec_spec *spec, size_t index)
-{
-	return index ? &spec->extra[index - 1].fd : &spec->in;
 }
 
 struct launch *launch_new(struct request *r, const struct exec_spec *spec, struct exec *exec)
@@ -227,6 +234,8 @@ struct launch *launch_new(struct request *r, const struct exec_spec *spec, struc
 		.exec = exec,
 		.spec = *spec,
 		.stacks = launch->stacks,
+		.strings = launch->strings,
+		.strings_room = launch->strings_room,
 		.pidfd = -1,
 		.pty = spec->flags & EXEC_FLAG_PTY,
 		.no_new_privs = sandbox->no_new_privs,
@@ -238,8 +247,8 @@ struct launch *launch_new(struct request *r, const struct exec_spec *spec, struc
 		give_back(launch);
 		return NULL;
 	}
-	for (size_t i = 0; i <= spec->extra_count; i++)
-		*held_fd(&launch->spec, i) = keep_fd(r, *held_fd(&launch->spec, i));
+	launch->spec.in = keep_fd(r, spec->in);
+	launch->spec.status = keep_fd(r, spec->status);
 	launch->held = true;
 	return launch;
 }
@@ -252,9 +261,10 @@ const struct exec_spec *launch_spec(const struct launch *launch)
 /* The numbers stay: they say what is in the slots. */
 static void let_go(struct launch *launch)
 {
-	for (size_t i = 0; launch->held && i <= launch->spec.extra_count; i++)
-		if (*held_fd(&launch->spec, i) >= 0)
-			close(*held_fd(&launch->spec, i));
+	if (launch->held && launch->spec.in >= 0)
+		close(launch->spec.in);
+	if (launch->held && launch->spec.status >= 0)
+		close(launch->spec.status);
 	launch->held = false;
 }
 

@@ -16,7 +16,8 @@ struct launch {
 	bool no_new_privs;
 	bool limited[CONTROLLERS]; /* by version 1 */
 	char tasks[ID_MAX + 8]; /* below the base of each hierarchy */
-	char *strings;
+	char *strings; /* of the spec; used again if they are small */
+	size_t strings_room;
 	const char *path; /* the exec's own PATH */
 	uint8_t *stacks; /* of joiner and command */
 	pid_t joiner; /* until it is reaped */
@@ -30,5 +31,7 @@ struct launch {
 	uint32_t running; /* cleared by the kernel, when the command has left our memory */
 };
 
+/* The file by which to enter the sandbox's cgroup of a version 1 controller; or -errno. */
+int open_tasks(const struct launch *launch, enum controller controller);
 /* Run in the second process, which shares the joiner's descriptors. Only returns if it fails. */
 int command_run(void *launch);

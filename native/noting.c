@@ -19,7 +19,7 @@ int take_keep_field(struct request *r, const struct field *field, void *context)
 			return 1; /* none, instead of those that are kept */
 		if (spec->count == KEEP_FDS_MAX)
 			return refuse(r, EINVAL, "too many descriptors to keep");
-		TRY(take_fd(r, field, 0, &spec->fds[spec->count++]));
+		TRY(take_fd(r, field, &spec->fds[spec->count++]));
 	} else if (field->tag == TAG_EXPIRES) {
 		TRY(take_numbers(r, field, &spec->expires_ns, 1));
 		spec->expires = true;

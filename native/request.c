@@ -25,13 +25,13 @@ int take_numbers(struct request *r, const struct field *field, uint64_t *values,
 	return 0;
 }
 
-int take_fd(struct request *r, const struct field *field, size_t offset, int *fd)
+int take_fd(struct request *r, const struct field *field, int *fd)
 {
 	uint32_t index;
 
-	if (field->len != offset + 4)
+	if (field->len != 4)
 		return refuse(r, EPROTO, "a descriptor of another length");
-	index = get_u32(field->data + offset);
+	index = get_u32(field->data);
 	if (index >= r->frame->descriptors || r->fds[index] < 0)
 		return refuse(r, EPROTO, "a descriptor that did not come");
 	*fd = r->fds[index];
@@ -68,7 +68,7 @@ static int take_wanted(struct request *r, const struct field *field, const struc
 	case WANT_NUMBERS:
 		return take_numbers(r, field, want->to, want->max);
 	case WANT_FD:
-		return take_fd(r, field, 0, want->to);
+		return take_fd(r, field, want->to);
 	}
 	return -EINVAL;
 }

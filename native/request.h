@@ -43,7 +43,7 @@ int take(struct request *r, const struct want *wants, taker *other, void *contex
 #define TAKE(r, ...) TAKE_OTHERS(r, NULL, NULL, __VA_ARGS__)
 
 int take_numbers(struct request *r, const struct field *field, uint64_t *values, size_t count);
-int take_fd(struct request *r, const struct field *field, size_t offset, int *fd);
+int take_fd(struct request *r, const struct field *field, int *fd);
 /* Keep one of the frame's descriptors. -1: it was kept before. */
 int keep_fd(struct request *r, int fd);
 

@@ -142,19 +142,6 @@ static int take_string(struct request *r, const struct field *field, struct stri
 	return 0;
 }
 
-static int take_extra(struct request *r, const struct field *field, struct exec_spec *spec)
-{
-	uint32_t target;
-
-	if (field->len != 8 || spec->extra_count == EXTRA_MAX)
-		return refuse(r, EINVAL, "too many extra descriptors");
-	target = get_u32(field->data);
-	if (target < 3 || target > EXTRA_TARGET_MAX)
-		return refuse(r, EINVAL, "an extra descriptor's number is not within 3 to 47");
-	spec->extra[spec->extra_count].target = (int)target;
-	return take_fd(r, field, 4, &spec->extra[spec->extra_count++].fd);
-}
-
 static int take_group(struct request *r, const struct field *field, struct exec_spec *spec)
 {
 	uint64_t group;
@@ -176,8 +163,6 @@ static int take_exec_field(struct request *r, const struct field *field, void *c
 		TRY(take_string(r, field, &variables));
 	else if (field->tag == TAG_GROUP)
 		TRY(take_group(r, field, spec));
-	else if (field->tag == TAG_EXTRA_FD)
-		TRY(take_extra(r, field, spec));
 	else
 		return take_keep_field(r, field, &spec->keep);
 	return 1;
@@ -208,11 +193,12 @@ static int handle_exec(struct request *r)
 	uint64_t numbers[11] = {0};
 	const char *id = NULL;
 
-	spec = (struct exec_spec){.in = -1, .request = r->frame->request};
+	spec = (struct exec_spec){.in = -1, .status = -1, .request = r->frame->request};
 	arguments.count = variables.count = 0;
 	TRY(TAKE_OTHERS(r, take_exec_field, &spec, TEXT(TAG_SANDBOX, &id, ID_MAX),
 			NUMBERS(TAG_EXEC_NUMBERS, numbers, ARRAY_LEN(numbers)),
-			TEXT(TAG_CWD, &spec.cwd, TEXT_MAX), DESCRIPTOR(TAG_STDIN_FD, &spec.in)));
+			TEXT(TAG_CWD, &spec.cwd, TEXT_MAX), DESCRIPTOR(TAG_STDIN_FD, &spec.in),
+			DESCRIPTOR(TAG_STATUS_FD, &spec.status)));
 	TRY(set_exec_numbers(r, numbers, &spec));
 	if (!spec.cwd || !arguments.count || !spec.id)
 		return refuse(r, EINVAL, "id, arguments or working directory are missing");

@@ -20,18 +20,17 @@ enum slot {
 	SLOT_OUT = 3,
 	SLOT_ERR,
 	SLOT_IN,
-	SLOT_PIDFD,
+	SLOT_STATUS,
 	SLOT_CHANNEL,
 	SLOT_PROGRAM,
 	SLOT_CGROUP,
 	/* Bases of the version 1 hierarchies; there all the time, where they are used. */
 	SLOT_V1,
-	SLOT_EXTRA = SLOT_V1 + CONTROLLERS,
-	SLOT_END = SLOT_EXTRA + 8,
+	/* Last: a command needs it when those before are closed. */
+	SLOT_PIDFD = SLOT_V1 + CONTROLLERS,
+	SLOT_END,
 };
 
-#define EXTRA_MAX 8u
-#define EXTRA_TARGET_MAX 47
 #define LAYERS_MAX 128u
 #define GROUPS_MAX 256u
 #define WATCHERS_MAX 8u
@@ -465,12 +464,7 @@ struct exec_spec {
 	char **argv, **env;
 	size_t group_count;
 	uint32_t groups[GROUPS_MAX];
-	int in;
-	size_t extra_count;
-	struct {
-		int target;
-		int fd;
-	} extra[EXTRA_MAX];
+	int in, status; /* or -1 */
 	struct keep_spec keep;
 };
 struct exec *exec_find(uint64_t id);

@@ -102,9 +102,7 @@ static int fill_slots(const struct exec_spec *spec, const struct ends *ends)
 				      spec->sandbox->id_base + spec->gid);
 		TRY(slot_put(spec->in, SLOT_IN));
 	}
-	for (size_t i = 0; i < spec->extra_count; i++)
-		TRY(slot_put(spec->extra[i].fd, SLOT_EXTRA + (enum slot)i));
-	return 0;
+	return spec->status >= 0 ? slot_put(spec->status, SLOT_STATUS) : 0;
 }
 
 static void clear_slots(const struct exec_spec *spec)
@@ -115,8 +113,8 @@ static void clear_slots(const struct exec_spec *spec)
 	slot_clear(SLOT_CGROUP);
 	if (spec->in >= 0)
 		slot_clear(SLOT_IN);
-	for (size_t i = 0; i < spec->extra_count; i++)
-		slot_clear(SLOT_EXTRA + (enum slot)i);
+	if (spec->status >= 0)
+		slot_clear(SLOT_STATUS);
 }
 
 /* --- one launch ------------------------------------------------------------------------ */

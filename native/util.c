@@ -141,21 +141,12 @@ int write_file_at(int dir, const char *path, const char *text)
 ssize_t read_file_at(int dir, const char *path, char *buf, size_t size)
 {
 	auto_close int fd = openat(dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	size_t have = 0;
+	ssize_t got = fd < 0 ? -1 : read(fd, buf, size - 1);
 
-	if (fd < 0)
+	if (got < 0)
 		return -errno;
-	while (have + 1 < size) {
-		ssize_t got = read(fd, buf + have, size - 1 - have);
-
-		if (got < 0)
-			return -errno;
-		if (got == 0)
-			break;
-		have += (size_t)got;
-	}
-	buf[have] = '\0';
-	return (ssize_t)have;
+	buf[got] = '\0';
+	return got;
 }
 
 const char *parse_number(const char *text, uint64_t *value)

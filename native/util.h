@@ -106,7 +106,7 @@ int message_receive(int channel, void *data, size_t len, int *fd);
 /* Write a whole (small) string to an existing file below `dir`. Returns 0 or -errno. */
 int write_file_at(int dir, const char *path, const char *text);
 
-/* Read a small file below `dir` and terminate it. Returns its length or -errno. */
+/* Read a small file of the kernel's below `dir`, which gives all of it at once. Returns its length or -errno. */
 ssize_t read_file_at(int dir, const char *path, char *buf, size_t size);
 
 /* Call `each` for the number on every line of a file, however long that is; returns how many. */

@@ -18,7 +18,6 @@ _PIPE_BYTES = 64 << 10
 _PAGE = 4096
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 STATUS_KEPT_BYTES = 1 << 20
-STATUS_FD = 3
 STATUS_NAMES = ("status", "status_kept")
 
 
@@ -28,8 +27,8 @@ class CommandPipes:
     def __init__(self) -> None:
         self.stdin: int | None = None
         """What the command reads."""
-        self.extra: tuple[tuple[int, int], ...] = ()
-        """(number in the command, descriptor) pairs."""
+        self.status_end: int | None = None
+        """What the command writes its status to."""
         self.feed: StdinFeed | None = None
         self.status: StatusStream | None = None
         self._theirs: list[int] = []
@@ -51,7 +50,7 @@ class CommandPipes:
             if status:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
                 pipes._theirs.append(writing)
-                pipes.extra = ((STATUS_FD, writing),)
+                pipes.status_end = writing
                 pipes.status = StatusStream(reading)
         except BaseException:
             pipes.close()

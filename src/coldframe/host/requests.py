@@ -76,9 +76,9 @@ def exec_fields(spec: ExecSpec, exec_id: int, descriptors: list[int]) -> list[Fi
     if spec.stdin is not None:
         fields.append((Tag.STDIN_FD, wire.U32.pack(len(descriptors))))
         descriptors.append(spec.stdin)
-    for number, fd in spec.extra:
-        fields.append((Tag.EXTRA_FD, wire.U32_PAIR.pack(number, len(descriptors))))
-        descriptors.append(fd)
+    if spec.status is not None:
+        fields.append((Tag.STATUS_FD, wire.U32.pack(len(descriptors))))
+        descriptors.append(spec.status)
     return fields + keep_fields(spec.keep, descriptors)
 
 

@@ -118,8 +118,8 @@ class ExecSpec:
     """
     stdin: int | None = None
     """Descriptor that the command reads; None: /dev/null."""
-    extra: Sequence[tuple[int, int]] = ()
-    """(number inside, 3 to 47, descriptor) pairs; at most 8."""
+    status: int | None = None
+    """Descriptor that the command has as its number 3."""
     merge_stderr: bool = False
     want_started: bool = False
     out_of_reach: bool = False

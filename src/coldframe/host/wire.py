@@ -86,7 +86,7 @@ class Tag:
     CWD: Final = 23
     GROUP: Final = 24
     STDIN_FD: Final = 25
-    EXTRA_FD: Final = 26
+    STATUS_FD: Final = 26
     EXEC_ID: Final = 27
     SEEN: Final = 28
     SIGNAL_NUMBERS: Final = 29
@@ -191,7 +191,6 @@ HEADER: Final = struct.Struct(">IHHQ")
 FIELD: Final = struct.Struct(">HI")
 U32: Final = struct.Struct(">I")
 U64: Final = struct.Struct(">Q")
-U32_PAIR: Final = struct.Struct(">II")
 U64_PAIR: Final = struct.Struct(">QQ")
 CREATE_NUMBERS: Final = struct.Struct(">7Q")
 EXEC_NUMBERS: Final = struct.Struct(">11Q")

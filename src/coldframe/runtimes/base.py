@@ -59,7 +59,7 @@ class RunningExec(Protocol):
         """Return bytes from `cursor` on. With `wait`, at least one byte or eof.
 
         Stream `status` is that of `ExecRequest.status_pipe`: the runtime makes a pipe, gives its
-        writing end to the command as descriptor 3 (protocol: `extra descriptor`), closes its own
+        writing end to the command as descriptor 3 (STATUS_FD of docs/protocol.md), closes its own
         copy of that end at once, and keeps at least the last MiB of what arrives; it reads all
         the time, so that a flood never blocks. eof comes when every holder has closed it, or the
         exec is killed. Raises InvalidRequestError for `status` without `status_pipe`.

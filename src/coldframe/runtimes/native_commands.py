@@ -73,7 +73,7 @@ class NativeCommands:
         spec = plan.spec(
             self._id,
             stdin=pipes.stdin,
-            extra=pipes.extra,
+            status=pipes.status_end,
             want_started=request.pty is not None
             or request.stdin_open
             or request.status_pipe

@@ -170,19 +170,18 @@ async def test_exec_stdin_descriptor_is_read_to_its_end(native: Native) -> None:
     assert (await execution.ended).stdout.data == b"through\n"
 
 
-async def test_exec_extra_descriptor_arrives_under_its_number(native: Native) -> None:
+async def test_exec_status_descriptor_arrives_as_number_3(native: Native) -> None:
     """Sessions speak over a descriptor that is none of the three."""
     sandbox = await native.create()
     read_end, write_end = os.pipe()
-    execution = native.start(
-        sandbox, "sh", "-c", "echo x >&9; ls /proc/self/fd", extra=[(9, write_end)]
-    )
+    script = "echo x >&3; ls /proc/self/fd"
+    execution = native.start(sandbox, "sh", "-c", script, status=write_end)
     os.close(write_end)
     end = await execution.ended
 
     assert os.read(read_end, 10) == b"x\n"
     os.close(read_end)
-    assert end.stdout.data == b"0\n1\n2\n3\n9\n"
+    assert end.stdout.data == b"0\n1\n2\n3\n4\n"
 
 
 async def test_exec_that_leaves_a_child_ends_with_its_leader(native: Native) -> None:
@@ -208,8 +207,8 @@ async def test_leftover_output_keeps_draining_into_the_spool(native: Native) -> 
         sandbox,
         "sh",
         "-c",
-        "(read x; head -c 300000 /dev/zero; sleep 100) <&9 & exit 3",
-        extra=[(9, read_end)],
+        "exec 9<&0; (read x; head -c 300000 /dev/zero; sleep 100) <&9 & exit 3",
+        stdin=read_end,
     )
     end = await execution.ended
     spools = await execution.output()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -46,9 +47,9 @@ async def _writers(
     native: Native, sandbox: Created, count: int, size: int, go: int, wrote: int
 ) -> list[Execution]:
     """Commands that write once when told so, then say so and stay."""
-    script = f"read x; head -c {size} /dev/zero; echo x >&9; sleep 100"
+    script = f"read x; head -c {size} /dev/zero; echo x >&3; sleep 100"
     started = [
-        native.start(sandbox, "sh", "-c", script, stdin=go, extra=[(9, wrote)], want_started=True)
+        native.start(sandbox, "sh", "-c", script, stdin=go, status=wrote, want_started=True)
         for _ in range(count)
     ]
     for execution in started:
@@ -146,26 +147,24 @@ async def test_end_takes_what_was_written_until_then_and_no_more(native: Native)
     """A leftover that keeps writing could hold an end, and would add to its output."""
     sandbox = await native.create()
     # A shell's background job has no input of its own: <&0 would be /dev/null.
-    script = "(read x <&7; head -c 65536 /dev/zero; echo x >&9; exec cat /dev/zero) & read y <&8"
-    async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write), _pipe() as (end, stop):
+    script = (
+        "exec 7<&0; (read x <&7; head -c 65536 /dev/zero; echo x >&3; exec cat /dev/zero) & "
+        "exec sleep 100"
+    )
+    async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write):
         execution = native.start(
-            sandbox,
-            "sh",
-            "-c",
-            script,
-            extra=[(7, go), (8, end), (9, wrote_write)],
-            want_started=True,
+            sandbox, "sh", "-c", script, stdin=go, status=wrote_write, want_started=True
         )
         assert execution.started is not None
         started: Started = await execution.started
         with stopped_worker(native):
             os.write(go_write, b"x\n")
             await _read(wrote, 2)
-            os.write(stop, b"x\n")
+            os.kill(started.host_pid, signal.SIGTERM)
             await _until_reported(sandbox, started.host_pid)
         result = await execution.ended
 
-    assert (result.reason, result.stdout.total) == (Reason.EXIT, PIPE_BYTES)
+    assert (result.reason, result.stdout.total) == (Reason.SIGNAL, PIPE_BYTES)
     assert len(result.leftovers) == 1
     result.close()
 
@@ -234,8 +233,8 @@ async def test_leftover_goes_on_writing_though_nobody_asks_the_worker_anything(
     """Its turn comes when its time has come, not when something else happens."""
     sandbox = await native.create()
     async with _pipe() as (go, go_write), _pipe() as (wrote, wrote_write):
-        script = "(read x <&7; head -c 6291456 /dev/zero; echo x >&9) &"
-        execution = native.start(sandbox, "sh", "-c", script, extra=[(7, go), (9, wrote_write)])
+        script = "exec 7<&0; (read x <&7; head -c 6291456 /dev/zero; echo x >&3) &"
+        execution = native.start(sandbox, "sh", "-c", script, stdin=go, status=wrote_write)
         end = await execution.ended
         os.write(go_write, b"x\n")
         await _read(wrote, 2)
