@@ -5,6 +5,7 @@ A wrong solution runs the same way; what differs is the directory it is given.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from coldframe.harnesses.base import Episode, Offers, Outcome
@@ -46,7 +47,7 @@ class OracleHarness:
             raise HarnessError(f"{script}: no such file; the oracle runs it")
         step = episode.recorder.step("solution")
         step.set_action(script.read_bytes())
-        content = pack(solution.directory)
+        content = await asyncio.to_thread(pack, solution.directory)
         await episode.sandbox.files.tar_up(TARGET, content, owner=(0, 0))
         try:
             await episode.execute(

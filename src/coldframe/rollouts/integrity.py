@@ -6,10 +6,12 @@ bounded; what is too large to digest has a digest that says so, and equals itsel
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +31,8 @@ MAX_BYTES = 1024 * MIB
 """Of one key input; and of all tests together, as `pack` has it."""
 PROGRAM_CHANGED, USER_CHANGED = "program_changed", "user_changed"
 """Tamper events that void nothing by themselves."""
+KEY_INPUTS_S = 60.0
+LATE = "more than can be read in time"
 LISTED = 20
 """Changes of one kind that are told one by one."""
 
@@ -185,17 +189,30 @@ async def _remote(sandbox: AsyncSandbox, path: str, stat: FileStat) -> str:
 
 
 async def key_inputs(sandbox: AsyncSandbox, paths: Iterable[str]) -> dict[str, str]:
-    """Return path → digest of declared inputs: files, links, or whole trees."""
-    return {path: await _tree(sandbox, path) for path in paths}
+    """Return path → digest of declared inputs: files, links, or whole trees.
+
+    An agent may have left so much there that it takes for ever to read: what is not read within
+    KEY_INPUTS_S, all together, is LATE.
+    """
+    found = dict.fromkeys(paths, LATE)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KEY_INPUTS_S):
+            for path in found:
+                found[path] = await _tree(sandbox, path)
+    return found
 
 
 async def _tree(sandbox: AsyncSandbox, top: str) -> str:
     try:
-        stat = await sandbox.files.stat(top, follow=False)
+        return await _whole_tree(sandbox, top)
     except PathNotFoundError:
         return ABSENT
     except FileError as error:
         return f"unreadable: {error.code}"
+
+
+async def _whole_tree(sandbox: AsyncSandbox, top: str) -> str:
+    stat = await sandbox.files.stat(top, follow=False)
     if stat.kind is not FileKind.DIRECTORY:
         return f"{stat.mode:o}:{await _remote(sandbox, top, stat)}"
     digest, entries = hashlib.sha256(), 0

@@ -5,6 +5,7 @@ Taken over whatever lies there and whoever goes on writing into it; closed to ev
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ LOGS = "/logs"
 VERIFIER_LOGS = "/logs/verifier"
 PLACES = (TESTS, VERIFIER_LOGS)
 ROOT = (0, 0)
+REMOVE_S = 10.0
 HEADROOM_BYTES = 64 << 20
 """That the verifier may write beside a disk which the agent has filled."""
 
@@ -71,9 +73,11 @@ async def _take_away(sandbox: AsyncSandbox, path: str) -> bool:
     parent, _, name = path.rpartition("/")
     aside = f"{parent}/.{name}-{secrets.token_hex(8)}"
     await sandbox.files.move(path, aside)
-    # What is still being written into is out of the way, and nobody's place any more.
-    with suppress(FileError):
-        await sandbox.files.remove(aside, recursive=True)
+    # What is still being written into is out of the way, and nobody's place any more. A million
+    # files take minutes: the node goes on with them, and nobody waits.
+    with suppress(FileError, TimeoutError):
+        async with asyncio.timeout(REMOVE_S):
+            await sandbox.files.remove(aside, recursive=True)
     return True
 
 

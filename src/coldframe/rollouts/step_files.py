@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ async def bring_files(sandbox: AsyncSandbox, step: TaskStep, redactor: Redactor)
     user = step.agent.user
     if step.workdir is not None:
         owner = await _owner(sandbox, user)
-        await sandbox.files.tar_up(sandbox.info.workdir, pack(step.workdir), owner=owner)
+        content = await asyncio.to_thread(pack, step.workdir)
+        await sandbox.files.tar_up(sandbox.info.workdir, content, owner=owner)
     if step.setup is not None:
         await _run_setup(sandbox, step.setup, user, redactor)
 

@@ -150,6 +150,12 @@ class Verifier:
         before = await integrity.key_inputs(self.sandbox, self.key_inputs)
         self.conditions.note_beside(await self.sandbox.processes())
         self.note(key_inputs=before)
+        late = [path for path, digest in before.items() if digest == integrity.LATE]
+        if late:
+            raise GradingPreventedError(
+                f"{late[0]}: a key input, of which there is more than can be read within "
+                f"{integrity.KEY_INPUTS_S:g} s"
+            )
         self.conditions.ended = result = await self._run_or_alone()
         self.note(
             reason=result.reason,

@@ -192,7 +192,7 @@ async def test_trajectory_holds_every_field_of_the_designs_list(
     assert one.model.reported_name == "policy-scripted"
     known = (one.model.policy_version, one.model.tokenizer, one.model.renderer)
     assert known == ("7", "bytes@1", "tags@1")
-    assert (one.harness.name, one.harness.version) == ("react", "2")
+    assert (one.harness.name, one.harness.version) == ("react", "3")
     assert one.harness.settings["limits"]["steps"] == 100
     assert one.harness.tool_schemas[0]["function"]["name"] == "bash"
     assert (one.verifier.name, one.verifier.version) == ("shared", VERIFIER_VERSION)

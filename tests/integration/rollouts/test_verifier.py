@@ -10,6 +10,7 @@ import pytest_asyncio
 from coldframe.client import AsyncSandbox, AsyncSandboxClient
 from coldframe.host import guard
 from coldframe.protocol.errors import (
+    GradingPreventedError,
     NotExecutedError,
     RewardInvalidError,
     RewardMissingError,
@@ -17,6 +18,7 @@ from coldframe.protocol.errors import (
     VerifierError,
 )
 from coldframe.protocol.models import ProcessInfo
+from coldframe.rollouts import integrity, places
 from coldframe.rollouts.load import load_task
 from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.verdicts import RewardUnvouchedError, TamperedError
@@ -443,3 +445,27 @@ async def test_reward_counts_for_nothing_where_more_was_opened_than_could_be_jud
     error, _ = await grade(f"echo 1 > {TEXT}")
 
     assert isinstance(error, RewardUnvouchedError)
+
+
+async def test_verifier_waits_for_no_removal_of_what_lies_in_its_places(
+    grade: Grade, native_sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten million files would else outlast all of the time for grading."""
+    monkeypatch.setattr(places, "REMOVE_S", 0.01)
+    await native_sandbox.exec("mkdir /tests; cd /tests; seq 30000 | xargs touch")
+    verdict, _ = await grade(f"echo 0 > {TEXT}")
+    left = [one.name for one in await native_sandbox.files.list("/")]
+
+    assert verdict == {"reward": 0.0}
+    assert any(name.startswith(b".tests-") for name in left)
+
+
+async def test_key_inputs_that_take_for_ever_to_read_are_the_agents_doing(
+    grade: Grade, native_sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sparse files cost nothing, and hours to read."""
+    monkeypatch.setattr(integrity, "KEY_INPUTS_S", 0.2)
+    await native_sandbox.exec("mkdir /key; for i in $(seq 100); do truncate -s 1G /key/$i; done")
+
+    with pytest.raises(GradingPreventedError, match="/key: a key input"):
+        await grade(f"echo 0 > {TEXT}", toml='[metadata.coldframe]\nkey_inputs = ["/key"]\n')
