@@ -8,6 +8,7 @@ is declared goes on in segments of the same declaration alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from array import array
@@ -82,6 +83,9 @@ class Attempt:
         self.tokens = 0
         self.calls = 0
         """That the engine has answered, received or not, and those that it is asked now."""
+        self.promised = 0
+        """Tokens that calls in flight may produce at most, where there is a budget of them."""
+        self._settled = asyncio.Event()
         self.breaks = 0
         self.flawed: list[str] = []
         """Calls that gave less than was asked for, each with what was wrong."""
@@ -152,15 +156,37 @@ class Attempt:
             return f"{MAX_JOURNAL_BYTES} bytes of records"
         return None
 
+    async def room(self) -> None:
+        """Return once it is known whether tokens are left that calls in flight do not use up."""
+        limit, wall = self.line.budget.tokens, self.remaining_s()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if wall == float("inf") else max(wall, 0)):
+                while limit is not None and self.tokens < limit <= self.tokens + self.promised:
+                    await self._settled.wait()
+
+    def left(self) -> int | None:
+        """Return how many tokens are neither produced nor promised; None: any number."""
+        limit = self.line.budget.tokens
+        return None if limit is None else limit - self.tokens - self.promised
+
     @contextlib.contextmanager
-    def charged(self) -> Iterator[None]:
-        """Count a call from its begin on; one that the engine does not answer costs nothing."""
+    def charged(self, promised: int) -> Iterator[None]:
+        """Count a call from its begin on; one that the engine does not answer costs nothing.
+
+        Args:
+            promised: tokens that it may produce.
+        """
         self.calls += 1
+        self.promised += promised
         try:
             yield
         except BaseException:
             self.calls -= 1
             raise
+        finally:
+            self.promised -= promised
+            self._settled.set()  # for those who wait now
+            self._settled.clear()
 
     def remaining_s(self) -> float:
         """Return the seconds that are left of the wall budget."""

@@ -206,6 +206,7 @@ class Proxy:
         Raises:
             RefusedError: there is none.
         """
+        await attempt.room()
         stop = attempt.exhausted()
         if stop is not None:
             return self._stop(attempt, stop)
@@ -216,7 +217,7 @@ class Proxy:
         self._in_flight += 1
         self._idle.clear()
         try:
-            with attempt.charged():
+            with attempt.charged(_promised(attempt, body)):
                 answered = await self.engine.ask(body, deadline_s=attempt.remaining_s())
         except EngineFailedError as failure:
             attempt.event("failed", str(failure), failure.retries)
@@ -256,9 +257,8 @@ class Proxy:
         for name, value in given.items():
             if type(value) is not int or value < 1:
                 raise RefusedError(400, f"{name} is no integer from 1")
-        limit = attempt.line.budget.tokens
-        if limit is not None:
-            left = limit - attempt.tokens
+        left = attempt.left()
+        if left is not None:
             body |= {name: min(left, value) for name, value in given.items()} or {
                 "max_tokens": left
             }
@@ -331,6 +331,12 @@ class Proxy:
                 "; ".join(evidence.flaws),
             )
         return call, place
+
+
+def _promised(attempt: Attempt, body: dict[str, Any]) -> int:
+    """Return how many tokens a call may produce of a budget that there is."""
+    limits: list[int] = [body[name] for name in _LIMITS if body.get(name) is not None]
+    return 0 if attempt.line.budget.tokens is None else min(limits)
 
 
 def _sampling(body: dict[str, Any]) -> dict[str, Any]:

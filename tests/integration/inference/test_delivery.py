@@ -276,6 +276,25 @@ async def test_limit_of_tokens_is_a_number_or_none(
         assert asked["max_tokens" if limit is None else name] == sent
 
 
+@pytest.mark.parametrize("own", [{}, {"max_tokens": 4}])
+async def test_calls_at_the_same_time_stay_within_a_budget_of_tokens(
+    make_bench: MakeBench, own: dict[str, int]
+) -> None:
+    """Twenty sub-agents that each may use what is left would use twenty times of it."""
+    async with make_bench(delay_s=0.1) as bench:
+        async with bench.client(bench.mint(tokens=10)) as client:
+            answers = await asyncio.gather(
+                *(client.post("/v1/chat/completions", json=ASK | own) for _ in range(20))
+            )
+
+        assert {one.status_code for one in answers} == {200}
+        captured = bench.calls()
+        asked = [one["max_tokens"] for one in bench.engine.requests if "top_k" not in one]
+        assert asked == ([4, 4, 2] if own else [10])
+        assert sum(turn.call.completion_tokens or 0 for turn in captured.turns) == 10
+        assert [one.kind for one in captured.events] == ["budget"] * (20 - len(asked))
+
+
 async def test_wall_budget_ends_a_call_that_waits(make_bench: MakeBench) -> None:
     """The engine is left, the harness is told."""
     async with make_bench(Stall(20)) as bench:
