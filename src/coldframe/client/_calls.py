@@ -85,7 +85,7 @@ async def sent(
     """Send content as it is read, and return the body of the answer; raise as `call`.
 
     `whole` is what is sent first; after a lost connection it is `content`, from its begin, if that
-    can be read again. The headers must say an id, so that it is taken once.
+    can be read again; then the headers must say an id, so that it is taken once.
     """
     tries = Tries(http, known=True)
     while True:
@@ -93,7 +93,7 @@ async def sent(
             async with http.stream(method, target, whole, headers) as (head, pieces):
                 body = b"".join([piece async for piece in pieces])
         except ServiceUnreachableError as error:
-            if not (isinstance(content, Pieces) and await content.rewind()):
+            if not (isinstance(content, Pieces) and content.repeats and await content.rewind()):
                 raise
             await tries.pause(error, again=True)
             whole = content

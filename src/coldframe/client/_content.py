@@ -73,8 +73,11 @@ def sync_pieces(content: object) -> Iterator[bytes]:
 class Pieces(AsyncIterator[bytes]):
     """Content on its way, piece by piece."""
 
+    repeats = False
+    """Whether it may be read again from where it began."""
+
     async def rewind(self) -> bool:
-        """Go back to where it began; False: what has been read cannot be read again."""
+        """Go back to where it began; False: that cannot be done after all."""
         return False
 
 
@@ -85,6 +88,7 @@ class SyncSource:
         self._content = content
         self._begin = _place(content)
         self._pieces = sync_pieces(content)
+        self.repeats = self._begin is not None or _repeats(content)
 
     def read(self) -> bytes | None:
         """Return the next piece; None: there is none."""
@@ -97,8 +101,6 @@ class SyncSource:
                 cast(BinaryIO, self._content).seek(self._begin)
             except (OSError, ValueError):
                 return False
-        elif not _repeats(self._content):
-            return False
         self._pieces = sync_pieces(self._content)
         return True
 
@@ -123,6 +125,8 @@ def _repeats(content: object) -> bool:
 
 class Repeated(Pieces):
     """What an asynchronous iterator gives that can be had anew."""
+
+    repeats = True
 
     def __init__(self, begin: Callable[[], AsyncIterator[bytes]]) -> None:
         self._begin, self._source = begin, begin()
@@ -161,6 +165,7 @@ class _Read(Pieces):
 
     def __init__(self, content: object) -> None:
         self._source = SyncSource(content)
+        self.repeats = self._source.repeats
         self._in_thread = callable(getattr(content, "read", None))
         self._reading: asyncio.Future[bytes | None] | None = None
 

@@ -160,9 +160,9 @@ class Portal:
         if whole is not None:
             return self.run(make(async_pieces(whole)))
         wanted: _Wanted = queue.SimpleQueue()
-        call = self._prepare(make(_Pulled(wanted)))
-        call.on_end = lambda: wanted.put(None)
         source = SyncSource(content)
+        call = self._prepare(make(_Pulled(wanted, source.repeats)))
+        call.on_end = lambda: wanted.put(None)
         try:
             self._submit(call)
             while (asked := wanted.get()) is not None:
@@ -245,8 +245,8 @@ async def _next_or_end(source: AsyncIterator[T]) -> T | object:
 class _Pulled(Pieces):
     """What a source gives that is read in the caller's thread."""
 
-    def __init__(self, wanted: _Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: _Wanted, repeats: bool) -> None:
+        self._wanted, self.repeats = wanted, repeats
 
     async def _ask(self, do: Callable[[SyncSource], Any]) -> Any:
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

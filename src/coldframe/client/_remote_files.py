@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 from coldframe.client._calls import once, sent
 from coldframe.client._connection import Answer
+from coldframe.client._content import Pieces
 from coldframe.client._http import Http
 from coldframe.protocol import wire
 from coldframe.protocol.models import FileEntry, FileStat
@@ -128,11 +129,13 @@ class RemoteFiles:
         self, method: str, target: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
         first, second = await anext(content, b""), await anext(content, None)
-        headers = once(self._id)
         if second is None:  # all of it is here
-            body = (await self._call(method, target, first, headers)).body
+            body = (await self._call(method, target, first, once(self._id))).body
         else:
             whole = _joined(first, second, content)
+            # By its id the service takes a digest of it, which is for those that come again.
+            again = self._id is not None or (isinstance(content, Pieces) and content.repeats)
+            headers = once(self._id) if again else ()
             body = await sent(self._http, method, target, whole, headers, content=content)
         told: dict[str, Any] = json.loads(body)
         return told
