@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from coldframe.gateway.health import HealthCheck
 from coldframe.gateway.identity import Identity, Scope
+from coldframe.gateway.lasting import LOST
 from coldframe.gateway.meters import Meters
 from coldframe.gateway.protocol import WHOLE
 from coldframe.gateway.settings import GatewaySettings
@@ -292,6 +293,14 @@ async def until_one_ends(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def hung_up(scope: Mapping[str, Any]) -> None:
+    """Return once the connection of a WebSocket is lost.
+
+    Who waits until a sandbox takes what the client has sent hears of it by no message.
+    """
+    await scope[LOST].wait()
 
 
 async def _disconnect(request: Request) -> None:

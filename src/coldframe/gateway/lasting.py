@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -15,6 +16,8 @@ from websockets.server import ServerProtocol
 from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.wire import error_body
 
+LOST = "coldframe.lost"
+"""Key in the scope of a WebSocket: an event that is set once its connection is lost."""
 _SWITCHED, _BAD_REQUEST = 101, 400
 
 
@@ -43,6 +46,26 @@ class Lasting(WebSocketsSansIOProtocol):
         super().__init__(config, server_state, app_state)
         logger = logging.getLogger("uvicorn.error")
         self.conn = _Handshake(max_size=config.ws_max_size, logger=logger)
+        self._lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits for something else than the client's next message."""
+        super().connection_lost(exc)
+        self._lost.set()
+
+    def handle_connect(self, event: Any) -> None:
+        """Let a handshake in; its scope tells when the connection is lost."""
+        super().handle_connect(event)
+        if self.refused is None:  # its task has not begun yet
+            cast(dict[str, object], self.scope)[LOST] = self._lost
+
+    def keepalive_timeout(self) -> None:
+        """End a connection that does not answer, unless it is us who read nothing of it."""
+        if self.read_paused:
+            self.pending_ping_payload = None  # its answer is still to be read
+            self.schedule_ping()
+        else:
+            super().keepalive_timeout()
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; the first of it is the whole head of the handshake."""

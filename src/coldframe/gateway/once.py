@@ -83,7 +83,8 @@ async def _once(route: Once, handle: Handler, request: Request) -> Response:
     asked = hashlib.sha256(request.method.encode() + b" " + _target(request)).hexdigest()
     act = partial(_act, route, handle, body)
     reply = await tenant.node.once(tenant.operation(key), asked, tenant.identity.owner, act)
-    if not body.taken and reply.body_sha256 not in {None, await body.rest()}:
+    first = reply.body_sha256
+    if not body.taken and first is not None and first != await body.rest():
         raise mismatch(key)
     later = failures.retry_after(reply.status)
     headers = None if later is None else {"retry-after": later}

@@ -19,8 +19,10 @@ from coldframe.gateway.context import (
     body,
     documented,
     enter,
+    hung_up,
     json_answer,
     service_of,
+    until_one_ends,
 )
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import PortUrlIssued, PortUrlRequest
@@ -160,6 +162,11 @@ async def _read_or_stop(reader: asyncio.StreamReader, stop: asyncio.Task[None]) 
 
 
 async def _hear(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
+    async with until_one_ends(_pass_on(socket, writer), hung_up(socket.scope)):
+        pass
+
+
+async def _pass_on(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError):
         while (message := await socket.receive())["type"] != "websocket.disconnect":
             piece = message.get("bytes") or (message.get("text") or "").encode()

@@ -15,7 +15,7 @@ from websockets.protocol import Event, State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from coldframe.gateway.context import until_one_ends
+from coldframe.gateway.context import hung_up, until_one_ends
 from coldframe.gateway.proxy_headers import Headers, Passage
 from coldframe.protocol.errors import PortUnreachableError
 
@@ -49,7 +49,7 @@ async def carry(
     cookies = [(b"set-cookie", value.encode()) for value in response.get_all("set-cookie")]
     headers = [one for one in passage.outward(cookies) if one[0] == b"set-cookie"]
     await send({"type": "websocket.accept", "subprotocol": inner.subprotocol, "headers": headers})
-    async with until_one_ends(inner.tell(send), inner.hear(receive)):
+    async with until_one_ends(inner.tell(send), inner.hear(receive), hung_up(scope)):
         pass
 
 

@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from coldframe.gateway import failures
 from coldframe.gateway.behalf import HEADER, told
-from coldframe.gateway.context import until_one_ends
+from coldframe.gateway.context import hung_up, until_one_ends
 from coldframe.gateway.express import Door
 from coldframe.gateway.identity import Identity
 from coldframe.gateway.meters import Meters
@@ -174,7 +174,7 @@ class Relay:
         try:
             async with await self._connected(target, [*self._own, *headers], spoken) as theirs:
                 await send({"type": "websocket.accept", "subprotocol": theirs.subprotocol})
-                hearing = asyncio.ensure_future(_hear(receive, theirs))
+                hearing = asyncio.ensure_future(_hear(scope, receive, theirs))
                 try:
                     async for message in theirs:
                         key = "bytes" if isinstance(message, bytes) else "text"
@@ -205,6 +205,7 @@ class Relay:
             "additional_headers": list(headers),
             "max_size": _FRAME_BYTES,
             "open_timeout": _OPEN_S,
+            "ping_interval": None,  # what the sandbox does not take, the node does not read
             "compression": None,
             "subprotocols": spoken,
             "user_agent_header": None,
@@ -294,12 +295,17 @@ class _Asked:
             pass
 
 
-async def _hear(receive: Receive, theirs: ClientConnection) -> None:
+async def _hear(scope: Scope, receive: Receive, theirs: ClientConnection) -> None:
+    async with until_one_ends(_pass_on(receive, theirs), hung_up(scope)):
+        pass
+    await theirs.close()
+
+
+async def _pass_on(receive: Receive, theirs: ClientConnection) -> None:
     with contextlib.suppress(ConnectionClosed):
         while (message := await receive())["type"] != "websocket.disconnect":
             data = message.get("bytes")
             await theirs.send(message.get("text") or "" if data is None else data)
-    await theirs.close()
 
 
 async def _close(send: Send, code: int, reason: str) -> None:

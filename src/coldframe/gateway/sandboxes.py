@@ -81,10 +81,8 @@ async def list_(
     pairs = [one.decode("utf-8", "surrogateescape").partition("=") for one in asked]
     if not all(equals for _, equals, _ in pairs):
         raise InvalidRequestError("label: write name=value")
-    found = await tenant.list({name: value for name, _, value in pairs})
-    if cursor is not None:
-        place = _place(cursor)
-        found = tuple(info for info in found if (info.created_at, info.id) > place)
+    place = None if cursor is None else _place(cursor)
+    found = await tenant.list({name: value for name, _, value in pairs}, place, limit + 1)
     page = found[:limit]
     more = len(found) > len(page)
     return json_answer(

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Query, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from coldframe.gateway import failures
-from coldframe.gateway.context import OperationId, enter, until_one_ends
+from coldframe.gateway.context import OperationId, enter, hung_up, until_one_ends
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.models import Signal
 from coldframe.gateway.tenants import Tenant
@@ -143,7 +143,7 @@ async def attach(
         return
     await socket.accept()
     telling = _tell(socket, tenant, operation_id, {"stdout": stdout, "stderr": stderr})
-    async with until_one_ends(telling, _hear(socket, tenant, inner)):
+    async with until_one_ends(telling, _hear(socket, tenant, inner), hung_up(socket.scope)):
         pass
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client has closed it already
         await socket.close()

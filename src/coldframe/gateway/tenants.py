@@ -127,13 +127,19 @@ class Tenant:
         """See `Node.get`."""
         return self.outward(await self.node.get(self.sandbox(id_or_name)))
 
-    async def list(self, labels: Mapping[str, str]) -> tuple[SandboxInfo, ...]:
+    async def list(
+        self,
+        labels: Mapping[str, str],
+        after: tuple[float, str] | None = None,
+        limit: int | None = None,
+    ) -> tuple[SandboxInfo, ...]:
         """See `Node.list`; of the caller's own only."""
         owner = self.identity.owner
         wanted = labels if owner is None else {**labels, OWNER_LABEL: owner}
         if owner is not None and labels.get(OWNER_LABEL, owner) != owner:
             return ()
-        return tuple(self.outward(info) for info in await self.node.list(wanted))
+        found = await self.node.list(wanted, after=after, limit=limit)
+        return tuple(self.outward(info) for info in found)
 
     async def resources(self) -> ResourceReport:
         """Return what the caller has; with the scope `admin` also what the node has."""

@@ -9,9 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -207,9 +216,21 @@ class Node:
         """Return what is known of a sandbox: by id also when it has ended, by name while live."""
         return self._find(id_or_name).info()
 
-    async def list(self, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """Return the sandboxes that have not ended and carry all these labels, oldest first."""
-        return tuple(one.info() for one in self._works.register.live(labels))
+    async def list(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        after: tuple[float, str] | None = None,
+        limit: int | None = None,
+    ) -> tuple[SandboxInfo, ...]:
+        """Return the sandboxes that have not ended and carry all these labels, oldest first.
+
+        Of those that were created after a moment and id, at most `limit`.
+        """
+        found: Iterable[Sandbox] = self._works.register.live(labels)
+        if after is not None:
+            found = (one for one in found if (one.created_at, one.id) > after)
+        return tuple(one.info() for one in islice(found, limit))
 
     def specs(self, labels: Mapping[str, str]) -> Iterator[SandboxSpec]:
         """Yield what those were asked for that have not ended and carry all these labels."""

@@ -49,8 +49,9 @@ class Under:
         given = [next(waiting) if isinstance(one, AsyncIterator) else one for one in args]
         act = partial(_act, partial(change, *given, **kwargs), contents)
         told = await self._effects.once(self._id, asked, None, act, Returned(error=lost()))
+        first = told.body_sha256
         for content in contents:
-            if not content.begun and told.body_sha256 not in {None, await content.rest()}:
+            if not content.begun and first is not None and first != await content.rest():
                 raise mismatch(self._id)
         if told.error is not None:
             raise told.error

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coldframe.node.life import ENDED, NEXT
+from coldframe.node.life import ENDED, NEXT, Sandbox
 from coldframe.node.node import Node
 from coldframe.protocol.errors import (
     CapacityError,
@@ -24,6 +24,7 @@ from coldframe.protocol.models import (
     ExecRequest,
     Quota,
     Reason,
+    SandboxInfo,
     SandboxSpec,
     SandboxState,
 )
@@ -48,6 +49,24 @@ async def test_create_returns_ready_sandbox_with_raised_version(node: Node) -> N
     assert await node.get("one") == info
     assert await node.list({"run": "r"}) == (info,)
     assert await node.list({"run": "other"}) == ()
+
+
+async def test_list_looks_at_no_more_sandboxes_than_it_returns(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of thousands costs a page."""
+    made = [await node.create_sandbox(SPEC) for _ in range(5)]
+    looks, look = [], Sandbox.info
+
+    def counted(self: Sandbox) -> SandboxInfo:
+        looks.append(self.id)
+        return look(self)
+
+    monkeypatch.setattr(Sandbox, "info", counted)
+    place = (made[1].created_at, made[1].id)
+    page = await node.list(after=place, limit=2)
+
+    assert [one.id for one in page] == looks == [one.id for one in made[2:4]]
 
 
 async def test_create_that_fails_is_counted_and_leaves_nothing(
