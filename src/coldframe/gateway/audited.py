@@ -147,7 +147,10 @@ class _Audited:
                 self._note(scope, None)
 
     def _note(self, scope: Scope, status: int | None) -> None:
-        if not self._only_refused or REFUSED in scope.get("state", ()):
+        refused = REFUSED in scope.get("state", ())
+        if refused and status == _WEBSOCKET_OPEN:
+            status = _WEBSOCKET_REFUSED  # opened only to be told why it is closed
+        if refused or not self._only_refused:
             self._auditor.note(scope, status, tracing.current())
 
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from coldframe.images.store import ImageStore
@@ -547,11 +547,15 @@ def test_terminal_that_is_left_ends_its_command(
 
 
 def test_terminal_that_cannot_be_says_why(orchard: Service, key: str, box: str) -> None:
-    """Strangers and unknown sandboxes at the door; what cannot start by an error frame."""
-    for path, shown in ((box, "cf_wrong_key"), ("none", key)):
-        with pytest.raises(InvalidStatus) as refused, _terminal(orchard, path, shown):
-            pass
-        assert refused.value.response.status_code == 403
+    """Strangers and unknown sandboxes by the code of the close; what cannot start by a frame."""
+    for path, shown, code in ((box, "cf_wrong_key", 4401), ("none", key, 4404)):
+        with _terminal(orchard, path, shown) as socket, pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=20)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == code
+        last = (orchard.home / "audit" / "audit.jsonl").read_text().splitlines()[-1]
+        told = json.loads(last)
+        assert (told["method"], told["status"]) == ("WEBSOCKET", 403), "refused, not opened"
     for first in ('{"type":"stdin"}', "no json", '{"type":"init","cmd":[]}', "[" * 99_999):
         with _terminal(orchard, box, key) as socket:
             socket.send(first)

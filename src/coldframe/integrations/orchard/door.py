@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from coldframe.gateway.context import Service
 from coldframe.gateway.guard import Admission, Guard
@@ -74,7 +75,7 @@ async def _admit(scope: Scope, receive: Receive, send: Send, admit: Admission) -
         state["identity"] = await admit(shown)
     except ColdframeError as error:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": terminal.UNAUTHORIZED})
+            await terminal.refuse(WebSocket(scope, receive, send), terminal.UNAUTHORIZED)
         else:
             status = _MISSING if key is None else _INVALID
             await JSONResponse({"detail": str(error)}, status)(scope, receive, send)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
+from coldframe.gateway.audited import REFUSED
 from coldframe.gateway.context import enter
 from coldframe.gateway.identity import Scope
 from coldframe.gateway.tenants import Tenant
@@ -38,6 +39,17 @@ _END_S = 5.0
 _SIGNALS = frozenset({"TERM", "KILL", "INT", "HUP", "QUIT"})
 
 
+async def refuse(socket: WebSocket, code: int) -> None:
+    """Close with a code; only a connection that stands can tell one."""
+    socket.scope.setdefault("state", {})[REFUSED] = True
+    await _accept(socket)
+    await socket.close(code)
+
+
+async def _accept(socket: WebSocket) -> None:
+    await socket.accept(subprotocol=socket.scope.get("state", {}).get("subprotocol"))
+
+
 @router.websocket("/sandboxes/{sandbox_id}/exec/pty")
 async def terminal(socket: WebSocket, sandbox_id: str) -> None:
     """Run a command on a terminal until it ends or the caller goes away."""
@@ -45,18 +57,18 @@ async def terminal(socket: WebSocket, sandbox_id: str) -> None:
         tenant = enter(socket, Scope.EXEC)
         info = await tenant.get(sandbox_id)
     except NotPermittedError:
-        await socket.close(UNAUTHORIZED)
+        await refuse(socket, UNAUTHORIZED)
         return
     except SandboxNotFoundError:
-        await socket.close(NOT_FOUND)
+        await refuse(socket, NOT_FOUND)
         return
     if info.ended_at is not None:
-        await socket.close(NOT_FOUND)
+        await refuse(socket, NOT_FOUND)
         return
     if info.state is not SandboxState.READY or info.kept_until is not None:
-        await socket.close(NOT_READY)
+        await refuse(socket, NOT_READY)
         return
-    await socket.accept(subprotocol=socket.scope.get("state", {}).get("subprotocol"))
+    await _accept(socket)
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # the caller has gone
         await _serve(socket, tenant, info.id)
 
