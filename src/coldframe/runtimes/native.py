@@ -269,9 +269,10 @@ class NativeRuntime:
 
     async def create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
         """See `Runtime.create`."""
+        self._require_own()  # first: a child of fork would be told that its parent's never began
         if not self._open:
             raise CreateError("the native runtime has not been started")
-        self.require(spec, image)
+        self._maker.require(spec, image)
         if sandbox_id in self._sandboxes:
             raise InvalidRequestError(f"sandbox {sandbox_id!r} exists")
         making = Undertaking(self._create(sandbox_id, spec, image))
