@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from coldframe.cli import render
+from coldframe.cli import rollout_flags as flags
 from coldframe.cli.attempt_view import attempt_text
 from coldframe.cli.groups import group
 from coldframe.cli.progress import BatchProgress
 from coldframe.cli.run_view import ATTEMPTS, brief, refusals, row, summary_table, without_summary
-from coldframe.harnesses import harness_names
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.learning.captured import shaping
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, RunError
@@ -26,7 +26,7 @@ from coldframe.rollouts.capture import ModelCapture
 from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import RunDirectory, open_run
 from coldframe.rollouts.run import Batch, RunResult
-from coldframe.rollouts.settings import DEFAULT_API_KEY_ENV, RolloutSettings
+from coldframe.rollouts.settings import RolloutSettings
 from coldframe.trajectories.calls import Level
 
 EXIT_NO_VERDICT = 1
@@ -36,68 +36,29 @@ app = group()
 
 @app.command("run")
 def run(
-    tasks: Annotated[
-        list[Path],
-        typer.Argument(metavar="TASKS...", help="Task directories, or directories of them."),
-    ],
-    harness: Annotated[
-        str, typer.Option(help=f"{', '.join(harness_names())}, or package.module:Class.")
-    ] = "react",
-    samples: Annotated[int, typer.Option(help="Samples of each task.")] = 1,
-    concurrency: Annotated[int, typer.Option(help="Attempts at a time.")] = 2,
-    attempts: Annotated[
-        int, typer.Option(help="Tries of one sample, when the platform's fault may pass.")
-    ] = 2,
-    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="Of an OpenAI-compatible API, such as http://HOST/v1.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(help=f"Variable that holds the key; default {DEFAULT_API_KEY_ENV} if set."),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Of one answer.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Sample k is seeded with SEED + k.")] = None,
-    policy_version: Annotated[
-        str | None,
-        typer.Option(help="Digest of the weights that act; --capture tokens needs it."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Its name and version; recorded only.")
-    ] = None,
-    renderer: Annotated[
-        str | None, typer.Option(help="Chat template, name and version; recorded only.")
-    ] = None,
-    capture: Annotated[
-        Level | None,
-        typer.Option(
-            help="Keep what the engine says of its tokens, exactly; only `tokens` can be trained "
-            "on. Default: keep texts."
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Limit on actions of the model.")] = 100,
-    tokens: Annotated[
-        int | None, typer.Option(help="Limit on tokens that the model produces in an attempt.")
-    ] = None,
-    wall: Annotated[
-        float, typer.Option(help="Limit on the agent's time in seconds; a task's own may be less.")
-    ] = 7200.0,
-    command_deadline: Annotated[
-        float, typer.Option(help="Limit on one command in seconds.")
-    ] = 180.0,
-    request_timeout: Annotated[
-        float, typer.Option(help="Limit on one answer of the endpoint in seconds.")
-    ] = 300.0,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's directory; default runs/TIME-HARNESS.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, which must be there.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object at the end.")
-    ] = False,
+    tasks: flags.Tasks,
+    harness: flags.Harness = "react",
+    samples: flags.Samples = 1,
+    concurrency: flags.Concurrency = 2,
+    attempts: flags.Attempts = 2,
+    model: flags.Model = None,
+    base_url: flags.BaseUrl = None,
+    api_key_env: flags.ApiKeyEnv = None,
+    temperature: flags.Temperature = None,
+    max_tokens: flags.MaxTokens = None,
+    seed: flags.Seed = None,
+    policy_version: flags.PolicyVersion = None,
+    tokenizer: flags.Tokenizer = None,
+    renderer: flags.Renderer = None,
+    capture: flags.Capture = None,
+    steps: flags.Steps = 100,
+    tokens: flags.Tokens = None,
+    wall: flags.Wall = 7200.0,
+    command_deadline: flags.CommandDeadline = 180.0,
+    request_timeout: flags.RequestTimeout = 300.0,
+    out: flags.Out = None,
+    resume: flags.Resume = False,
+    as_json: flags.SummaryJson = False,
 ) -> int:
     """Run tasks with an agent harness, grade them, and keep a trajectory of every attempt.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from coldframe.harnesses.file_log import FileLog
 from coldframe.protocol.errors import (
@@ -129,6 +129,14 @@ class Outcome:
     message: str = ""
 
 
+class _CallTimes(TypedDict):
+    """What the record says of a call beside its request and its end."""
+
+    started_at: float
+    wall_s: float
+    tool_call_id: str | None
+
+
 class Ending(Exception):
     """Raised inside a harness to end the episode with an outcome."""
 
@@ -194,33 +202,23 @@ class Episode:
             "operation_id": operation_id,
         }
         started_at, begun = time.time(), time.monotonic()
+
+        def lasted() -> _CallTimes:
+            wall_s = time.monotonic() - begun
+            return {"started_at": started_at, "wall_s": wall_s, "tool_call_id": tool_call_id}
+
         self.running.add(operation_id)
         try:
             result = await self.sandbox.exec(command, **options)
-        except (ColdframeError, asyncio.CancelledError) as error:
-            failure = error if isinstance(error, ColdframeError) else None
-            if failure is not None:
-                self.running.discard(operation_id)
-            step.add(
-                self.recorder.error(
-                    failure,
-                    command,
-                    options,
-                    started_at=started_at,
-                    wall_s=time.monotonic() - begun,
-                    tool_call_id=tool_call_id,
-                )
-            )
+        except asyncio.CancelledError:
+            step.add(self.recorder.error(None, command, options, **lasted()))
+            raise  # whoever ended it kills what still runs
+        except ColdframeError as error:
+            self.running.discard(operation_id)
+            step.add(self.recorder.error(error, command, options, **lasted()))
             raise
         self.running.discard(operation_id)
-        number = step.add(
-            self.recorder.result(
-                result,
-                started_at=started_at,
-                wall_s=time.monotonic() - begun,
-                tool_call_id=tool_call_id,
-            )
-        )
+        number = step.add(self.recorder.result(result, **lasted()))
         check_platform(result)
         step.files(number, await self.files.told())
         return result

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from coldframe.harnesses import load_harness
-from coldframe.harnesses.base import Harness, Limits, ModelSettings, Outcome
+from coldframe.harnesses.base import Harness, Outcome
 from coldframe.protocol import tracing
 from coldframe.protocol.errors import (
     CapabilityError,
@@ -29,6 +29,7 @@ from coldframe.protocol.errors import (
 from coldframe.protocol.models import MIB, Fingerprint
 from coldframe.protocol.network import NetworkPolicy
 from coldframe.rollouts import integrity, record
+from coldframe.rollouts.attempt_settings import AttemptSettings
 from coldframe.rollouts.attribution import Phase, failure_of
 from coldframe.rollouts.boot import BOOT_S, Booted, boot, boot_s, boot_time
 from coldframe.rollouts.environment import AGENT_IMAGE, ImageBuilder
@@ -40,7 +41,7 @@ from coldframe.rollouts.task import EnvironmentSpec, Task, TaskStep
 from coldframe.rollouts.users import Account, account_of
 from coldframe.trajectories.identity import ImageIdentity
 from coldframe.trajectories.recorder import Recorder, plain_text
-from coldframe.trajectories.redaction import Redactor, secret_values
+from coldframe.trajectories.redaction import Redactor
 from coldframe.trajectories.schema import Failure, Termination, Trajectory
 from coldframe.trajectories.store import BlobStore
 
@@ -52,22 +53,6 @@ LEASE_SLACK_S = 900.0
 DELETE_S = 120.0
 FINGERPRINT_S = 60.0
 LEFT_PLACES = ("/logs/agent", "/logs/artifacts")
-
-
-@dataclass(frozen=True)
-class AttemptSettings:
-    """What all attempts of a run have in common."""
-
-    run_id: str
-    harness: str
-    limits: Limits = field(default_factory=Limits)
-    model: ModelSettings | None = None
-    endpoint: ModelSettings | None = None
-    """Where the harness reaches the model, if something stands between."""
-    seed: int | None = None
-    """Sample k is sampled with seed + k, when the endpoint takes a seed."""
-    wrong: str | None = None
-    """Run this wrong solution in place of the reference."""
 
 
 @dataclass
@@ -108,7 +93,7 @@ class Attempt:
         self.expected_images = expected_images
         self.artifacts = artifacts
         self.on_step = on_step
-        self.redactor = Redactor(_secrets(task, settings))
+        self.redactor = Redactor(settings.secrets(task))
         self.blobs = blobs
         self.recorder = Recorder(blobs, self.redactor)
         self.harness: Harness = load_harness(settings.harness)
@@ -359,16 +344,3 @@ class Attempt:
             evidence["sandbox_state"] = sandbox.info.state.value
             evidence["sandbox_reason"] = sandbox.info.reason
         return evidence
-
-
-def _secrets(task: Task, settings: AttemptSettings) -> set[str]:
-    known = set(task.secrets)
-    for server in task.offers.mcp_servers:
-        known |= secret_values(server.headers)
-    verifiers = (step.verifier for step in task.steps)
-    for env in (task.environment.env, task.solution_env, *(one.env for one in verifiers)):
-        known |= secret_values(env)
-    for model in (settings.model, settings.endpoint):
-        if model is not None and model.api_key:
-            known.add(model.api_key)
-    return known

@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coldframe.protocol.errors import InvalidRequestError
-from coldframe.rollouts.attempt import Attempt, AttemptSettings
+from coldframe.rollouts.attempt import Attempt
+from coldframe.rollouts.attempt_settings import AttemptSettings
 from coldframe.rollouts.digests import tree_digest
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.progress import telling

@@ -20,7 +20,8 @@ from coldframe.harnesses import load_harness
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.protocol.errors import RunError
 from coldframe.rollouts import verifier as grading
-from coldframe.rollouts.attempt import Attempt, AttemptSettings
+from coldframe.rollouts.attempt import Attempt
+from coldframe.rollouts.attempt_settings import AttemptSettings
 from coldframe.rollouts.attribution import Phase, may_retry
 from coldframe.rollouts.capture import ModelCapture
 from coldframe.rollouts.config import RunConfig

@@ -5,7 +5,7 @@ A guarded file counts only if the node vouches for it; what others wrote, or tri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from coldframe.protocol.errors import (
@@ -77,46 +77,54 @@ def from_report(
             f"{VERIFIER_LOGS}: more files were opened while test.sh ran than the node could judge, "
             "so that it vouches for none there"
         )
-    files = {one.name: one for one in report.files}
     undisturbed = report.alone and report.touched is None
     unvouched, blocked = [], []
-    for name in NAMES:
-        file, path = files.get(name), f"{VERIFIER_LOGS}/{name}"
-        if file is None:
-            continue
+    for file in sorted(report.files, key=lambda one: NAMES.index(one.name)):
+        path = f"{VERIFIER_LOGS}/{file.name}"
         # Nobody is asked who makes a directory, a link or an empty file: it is test.sh's if nobody
         # else could.
         content = file.kind is FileKind.FILE and file.size > 0
-        if not (file.vouched or (undisturbed and not content)):
-            if content:
-                unvouched.append(path)
-            elif file.kind is not FileKind.FILE:
-                blocked.append(f"{path}: a {file.kind}")
-            continue
-        found(path)
-        # Where others lived, another name of it is no fault of test.sh's, and nobody's to write.
-        _require_own(path, file.kind, file.nlink if undisturbed else 1)
-        return path, file.content
+        if file.vouched or (undisturbed and not content):
+            found(path)
+            # Where others lived, another name of it is no fault of test.sh's, and nobody's to
+            # write.
+            _require_own(path, file.kind, file.nlink if undisturbed else 1)
+            return path, file.content
+        if content:
+            unvouched.append(path)
+        elif file.kind is not FileKind.FILE:
+            blocked.append(f"{path}: a {file.kind}")
     led = [one for one in report.refused if not one.outsider]
     if led or unvouched or blocked:
         tampering.void(REFUSED)
+    raise _why_none(report, led, unvouched, blocked, workdir) or missing(result)
+
+
+def _why_none(
+    report: GuardReport,
+    led: Sequence[GuardRefusal],
+    unvouched: Sequence[str],
+    blocked: Sequence[str],
+    workdir: str,
+) -> ColdframeError | None:
+    """Return why no file counts although something was written; None: nothing was."""
     if led and not report.displaced:
-        raise _prevented(led[0], workdir)
-    if report.displaced and not undisturbed:
-        path = f"{VERIFIER_LOGS}/{report.displaced[0]}"
-        raise GradingPreventedError(
-            f"{path}: test.sh wrote it, and something of the agent's has taken it away"
+        return _prevented(led[0], workdir)
+    if report.displaced and not (report.alone and report.touched is None):
+        return GradingPreventedError(
+            f"{VERIFIER_LOGS}/{report.displaced[0]}: test.sh wrote it, and something of the "
+            "agent's has taken it away"
         )
     if blocked and not unvouched:
-        raise GradingPreventedError(
+        return GradingPreventedError(
             f"{blocked[0]}, which something of the agent's has put in the reward's place"
         )
     if unvouched:
-        raise RewardUnvouchedError(
+        return RewardUnvouchedError(
             f"{unvouched[0]}: written, or moved there, by a process that had run the agent's code; "
             "let test.sh itself write it"
         )
-    raise missing(result)
+    return None
 
 
 def _prevented(refusal: GuardRefusal, workdir: str) -> ColdframeError:

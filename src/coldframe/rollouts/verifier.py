@@ -37,11 +37,12 @@ from coldframe.protocol.models import (
 )
 from coldframe.rollouts import integrity, places, verdicts
 from coldframe.rollouts.conditions import Conditions
-from coldframe.rollouts.integrity import USER_CHANGED, Tampering
+from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.rewards import parse_reward
+from coldframe.rollouts.runner import Runner
 from coldframe.rollouts.task import VerifierSpec
-from coldframe.rollouts.users import Account, account_of, user_ids
+from coldframe.rollouts.users import Account
 from coldframe.rollouts.verdicts import RewardUnvouchedError, TamperedError
 from coldframe.trajectories.recorder import Recorder
 from coldframe.trajectories.verification import Verification
@@ -54,9 +55,6 @@ VERSION = "4"
 LINGER_S = 0.02
 """How long survivors live on after test.sh: whoever writes in a loop does it once more, and a
 file's times are only as fine as the kernel's ticks."""
-
-
-_ROOT = frozenset((0, "0", "root"))
 _NO_VERDICT = (
     *(RewardMissingError, RewardInvalidError, RewardUnvouchedError),
     *(VerifierDeadlineError, TamperedError),
@@ -96,6 +94,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         self.conditions = Conditions(self.not_the_agents)
+        self._runner = Runner(self.sandbox, self.spec.runs_as, self.account, self.tampering)
 
     def record(self) -> Verification:
         """Return what happened so far."""
@@ -219,7 +218,7 @@ class Verifier:
                 VERIFIER_LOGS,
                 self._operation,
                 verdicts.NAMES,
-                owner=await self._owner(),
+                owner=await self._runner.owner(),
                 trusted=self.agent_paths,
             )
         except CapabilityError:
@@ -275,10 +274,10 @@ class Verifier:
     async def _run(self) -> ExecResult:
         user = self.spec.runs_as
         self.note(user=None if user is None else str(user))
-        if user not in _ROOT:
+        if not self._runner.is_root:
             guarded = bool(self._facts.get("guarded"))
             await places.hand_over(
-                self.sandbox, await self._owner(), (TESTS,) if guarded else places.PLACES
+                self.sandbox, await self._runner.owner(), (TESTS,) if guarded else places.PLACES
             )
         try:
             return await self._exec(None)
@@ -288,32 +287,6 @@ class Verifier:
         await self._clear_and_bring()
         return await self._exec("/")
 
-    async def _owner(self) -> tuple[int, int]:
-        """Return whom the verifier's places belong to."""
-        user = self.spec.runs_as
-        if user in _ROOT:
-            return ROOT
-        ids = await user_ids(self.sandbox, user) if self.account is None else self.account.ids
-        if ids is None:
-            raise VerifierError(f"[verifier] user {user!r} is not in the sandbox's /etc/passwd")
-        return ids
-
-    async def _runner(self) -> tuple[str | int | None, dict[str, str]]:
-        """Return whom to run test.sh as, and what else to say in its environment.
-
-        A user is who it was before the agent acted, whatever the lists say by now.
-        """
-        user, before = self.spec.runs_as, self.account
-        if user is None or before is None:
-            return user, {}
-        now = await account_of(self.sandbox, user)
-        if now == before:
-            return user, {}
-        if USER_CHANGED not in {one.what for one in self.tampering.events}:
-            self.tampering.found(USER_CHANGED, "/etc/passwd", str(before), str(now), voided=False)
-        home = {"HOME": before.home} | ({} if before.name is None else {"USER": before.name})
-        return f"{before.uid}:{before.gid}", home
-
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")
 
@@ -322,7 +295,7 @@ class Verifier:
         return (target,) if script is None else await run_argv(self.sandbox, script, target)
 
     async def _exec(self, cwd: str | None) -> ExecResult:
-        user, home = await self._runner()
+        user, home = await self._runner.now()
         try:
             return await self.sandbox.exec(
                 await self._argv(),

@@ -10,7 +10,8 @@ import pytest
 
 from coldframe.client import AsyncSandboxClient
 from coldframe.rollouts import carry
-from coldframe.rollouts.attempt import Attempt, AttemptSettings
+from coldframe.rollouts.attempt import Attempt
+from coldframe.rollouts.attempt_settings import AttemptSettings
 from coldframe.rollouts.environment import ImageBuilder
 from coldframe.rollouts.load import load_task
 from coldframe.trajectories.schema import Trajectory
