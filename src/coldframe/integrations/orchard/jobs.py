@@ -15,7 +15,7 @@ import re
 import shlex
 import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +35,9 @@ from coldframe.protocol.ids import new_operation_id
 from coldframe.protocol.models import MIB, ExecRequest, ExecResult, Reason
 
 KEPT_S = 3600.0
-"""How long a job that has ended can be asked for."""
+"""How long a job that has ended can be asked for, from its end on."""
 _MOST = 20_000
+"""Of one owner's, that have ended; the oldest go."""
 _UNDELIVERED_S = 600.0
 _NOTICED_S = 0.05
 _WINDOW_BYTES = 8 * MIB
@@ -127,7 +128,9 @@ class Jobs:
     """The jobs of one service, of every owner."""
 
     def __init__(self) -> None:
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: dict[str, Job] = {}
+        self._ended: dict[str | None, deque[Job]] = {}
+        """By owner, in the order of their ends."""
         self._undelivered: dict[bytes, tuple[Job, float]] = {}
         self._waited_for: Counter[bytes] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -202,13 +205,16 @@ class Jobs:
         finally:
             job.completed_at = time.time()
             job.over.set()
+            self._ended.setdefault(job.tenant.identity.owner, deque()).append(job)
 
     def _forget_old(self) -> None:
+        """Forget what ended long ago; what runs is never forgotten."""
         latest = time.time() - KEPT_S
-        for job in list(self._jobs.values()):
-            if len(self._jobs) < _MOST and (not job.over.is_set() or job.created_at > latest):
-                break
-            del self._jobs[job.id]
+        for owner, ended in list(self._ended.items()):
+            while ended and (len(ended) > _MOST or (ended[0].completed_at or 0.0) < latest):
+                del self._jobs[ended.popleft().id]
+            if not ended:
+                del self._ended[owner]
         for digest, (_, at) in list(self._undelivered.items()):
             if at < time.time() - _UNDELIVERED_S:
                 del self._undelivered[digest]
