@@ -469,7 +469,7 @@ def test_urls_that_expired_make_room_for_others(caller: httpx.Client, box: str) 
         assert made.status_code == 200
     more = {"port": 9, "ttl_seconds": 60}
     wait_until(lambda: caller.post(f"/sandboxes/{box}/services", json=more).status_code == 200)
-    assert caller.get(f"/sandboxes/{box}/services").json()["ports"] == [9]
+    wait_until(lambda: caller.get(f"/sandboxes/{box}/services").json()["ports"] == [9])
 
 
 # --- terminals ------------------------------------------------------------------------

@@ -93,9 +93,10 @@ async def _answers(tenant: Tenant, inner: str, asked: words.Expose) -> bool:
 
 @router.get("")
 async def exposed(request: Request, sandbox_id: str) -> dict[str, Any]:
-    """List the ports that URLs were asked for."""
+    """List the ports that URLs lead to."""
     info = await words.found(enter(request, Scope.READ), sandbox_id)
     known: Exposed = request.app.state.exposed
+    _drop_expired(known)
     return {"sandbox_id": sandbox_id, "ports": sorted(known.get(info.id, {}))}
 
 
