@@ -20,7 +20,7 @@ from coldframe.learning.splits import (
     overlaps,
     read_corpus_task,
     read_manifest,
-    write_manifest,
+    write_manifests,
 )
 from coldframe.rollouts.digests import tree_digest
 from coldframe.rollouts.layout import find_tasks
@@ -75,10 +75,10 @@ def make(
         _tell(shared, as_json=as_json)
         return 1
     out.mkdir(parents=True, exist_ok=True)
+    paths = {out / f"{one.name}.json": one for one in made}
+    write_manifests(paths)
     written = {}
-    for one in made:
-        path = out / f"{one.name}.json"
-        write_manifest(path, one)
+    for path, one in paths.items():
         groups = len({task.group for task in one.tasks})
         written[one.name] = {"path": str(path), "tasks": len(one.tasks), "groups": groups}
         if not as_json:

@@ -40,5 +40,11 @@ def write_frozen(path: Path, content: bytes) -> None:
     ):
         os.link(made, path)
         return
-    if path.read_bytes() != content:
-        raise InvalidRequestError(f"{path}: is frozen with other content; choose another name")
+    refuse_other(path, content)
+
+
+def refuse_other(path: Path, content: bytes) -> None:
+    """Raise InvalidRequestError if a file exists with other content."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() != content:
+            raise InvalidRequestError(f"{path}: is frozen with other content; choose another name")

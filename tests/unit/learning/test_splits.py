@@ -21,9 +21,10 @@ from coldframe.learning.splits import (
     overlaps,
     read_corpus_task,
     read_manifest,
-    write_manifest,
+    write_manifests,
 )
 from coldframe.learning.splits.similarity import likeness, sketch
+from coldframe.protocol.errors import InvalidRequestError
 
 SHARES = {"train": 0.8, "eval": 0.2}
 
@@ -326,8 +327,8 @@ def test_manifest_is_frozen_and_one_that_was_edited_is_refused(tmp_path: Path) -
     """Moving a task by hand would be seen by nobody."""
     path = tmp_path / "train.json"
     made = manifest("train", BASE, corpus_task("far", "g8"))
-    write_manifest(path, made)
-    write_manifest(path, made)
+    write_manifests({path: made})
+    write_manifests({path: made})
 
     assert path.stat().st_mode & 0o777 == 0o444
     assert read_manifest(path) == made
@@ -398,6 +399,19 @@ def test_command_makes_splits_that_its_check_finds_apart(
     assert "frozen with other content" in capsys.readouterr().err
 
 
+def test_splits_are_frozen_together_or_not_at_all(tmp_path: Path) -> None:
+    """One of today's beside one of yesterday's might share tasks, and nobody would look."""
+    train, held = tmp_path / "train.json", tmp_path / "eval.json"
+    write_manifests({held: manifest("eval", BASE)})
+
+    with pytest.raises(InvalidRequestError, match=r"eval\.json: is frozen with other content"):
+        write_manifests(
+            {train: manifest("train", BASE), held: manifest("eval", corpus_task("b", "g2"))}
+        )
+
+    assert not train.exists()
+
+
 def test_command_writes_nothing_where_near_copies_fall_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -421,8 +435,9 @@ def test_check_exits_with_1_for_an_overlap_and_2_for_what_it_cannot_read(
 ) -> None:
     """CI stops at either."""
     files = [str(tmp_path / name) for name in ("train.json", "eval.json")]
-    write_manifest(Path(files[0]), manifest("train", BASE))
-    write_manifest(Path(files[1]), manifest("eval", corpus_task("copy", "g2", digest="sum-two")))
+    write_manifests({Path(files[0]): manifest("train", BASE)})
+    copy = corpus_task("copy", "g2", digest="sum-two")
+    write_manifests({Path(files[1]): manifest("eval", copy)})
 
     assert main(["splits", "check", *files, "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["overlaps"]

@@ -8,7 +8,7 @@ from coldframe.learning.splits.manifest import (
     SplitManifest,
     SplitTask,
     read_manifest,
-    write_manifest,
+    write_manifests,
 )
 from coldframe.learning.splits.overlaps import Overlap, overlaps
 
@@ -23,5 +23,5 @@ __all__ = [
     "overlaps",
     "read_corpus_task",
     "read_manifest",
-    "write_manifest",
+    "write_manifests",
 ]

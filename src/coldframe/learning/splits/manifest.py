@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coldframe.learning.files import canonical, digest_of, write_frozen
+from coldframe.learning.files import canonical, digest_of, refuse_other, write_frozen
 from coldframe.protocol import strict_json
 from coldframe.protocol.errors import ColdframeError, Side
 
@@ -57,14 +58,20 @@ class SplitManifest(_Model):
         return digest_of(self.model_dump(mode="json"))
 
 
-def write_manifest(path: Path, manifest: SplitManifest) -> None:
-    """Freeze a split in a read-only file that holds its own digest.
+def write_manifests(manifests: Mapping[Path, SplitManifest]) -> None:
+    """Freeze splits, each in a read-only file that holds its own digest; all of them or none.
 
     Raises:
-        InvalidRequestError: the file exists with other content.
+        InvalidRequestError: a file exists with other content.
     """
-    content = {"digest": manifest.digest, "split": manifest.model_dump(mode="json")}
-    write_frozen(path, canonical(content) + b"\n")
+    contents = {
+        path: canonical({"digest": one.digest, "split": one.model_dump(mode="json")}) + b"\n"
+        for path, one in manifests.items()
+    }
+    for path, content in contents.items():  # one of these beside one of others might overlap
+        refuse_other(path, content)
+    for path, content in contents.items():
+        write_frozen(path, content)
 
 
 def read_manifest(path: Path) -> SplitManifest:
