@@ -20,15 +20,30 @@ static struct {
 	uint64_t grace_ns, until;
 	struct timer grace;
 	bool listening;
+	/* Room for its connection and its pidfd: commands that go on alone may take the last there is. */
+	int reserve[2];
 	bool alone; /* no daemon is there, and what that takes has been seen to */
-} attach = {.listener = -1};
+} attach = {.listener = -1, .reserve = {-1, -1}};
+
+static void listen_on(void)
+{
+	attach.listening = loop_add(attach.listener, &attach.source, EPOLLIN) == 0;
+	for (size_t i = 0; i < ARRAY_LEN(attach.reserve); i++)
+		if (attach.reserve[i] < 0)
+			attach.reserve[i] = dup_cloexec(worker.null);
+}
 
 static void listener_ready(struct source *, uint32_t)
 {
-	int fd = accept4(attach.listener, NULL, NULL, SOCK_CLOEXEC);
 	struct ucred peer;
 	socklen_t len = sizeof(peer);
+	int fd;
 
+	for (size_t i = 0; i < ARRAY_LEN(attach.reserve); i++)
+		close_quietly(&attach.reserve[i]);
+	fd = accept4(attach.listener, NULL, NULL, SOCK_CLOEXEC);
+	/* Unless it was let in, attach_tend goes on with the next. */
+	attach.listening = false;
 	if (fd < 0)
 		return;
 	if (connection_alive() || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 ||
@@ -37,7 +52,6 @@ static void listener_ready(struct source *, uint32_t)
 		return;
 	}
 	loop_remove(attach.listener);
-	attach.listening = false;
 	connection_open(fd);
 }
 
@@ -82,7 +96,7 @@ void attach_tend(void)
 		return;
 	/* Also after one that came and said nothing. */
 	if (!attach.listening)
-		attach.listening = loop_add(attach.listener, &attach.source, EPOLLIN) == 0;
+		listen_on();
 	if (attach.alone)
 		return;
 	attach.alone = true;

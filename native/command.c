@@ -95,7 +95,7 @@ static int arrange_descriptors(const struct launch *launch, int tasks[PIDS])
 
 	TRY(place_stdin(launch));
 	TRY(put(SLOT_OUT, 1));
-	TRY(put(launch->pty ? SLOT_OUT : SLOT_ERR, 2));
+	TRY(put(SLOT_ERR, 2));
 	for (int i = 0; i < PIDS; i++)
 		if (launch->limited[i])
 			TRY(tasks[i] = open_tasks(launch, (enum controller)i));

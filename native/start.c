@@ -34,66 +34,71 @@
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
 
-/* Both ends of a terminal of the sandbox's own, reached by descriptor. */
-static int open_terminal(const struct exec_spec *spec, int *master, int *slave)
+/* A terminal of the sandbox's own, reached by descriptor; the command's end into its slot. */
+static int make_terminal(const struct exec_spec *spec)
 {
-	struct sandbox *sandbox = spec->sandbox;
 	struct winsize size = {.ws_row = spec->rows, .ws_col = spec->cols};
+	auto_close int master = -1, slave = -1;
 	struct statfs fs;
 	int unlock = 0;
-	int error = 0;
 
-	/* The terminal belongs to whom it is opened by. */
-	act_as(sandbox->id_base + spec->uid, sandbox->id_base + 5);
-	*master = sys_openat2(sandbox->root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC,
-			      RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS);
-	if (*master < 0)
-		error = *master;
-	else if (fstatfs(*master, &fs) < 0 || fs.f_type != DEVPTS_MAGIC)
-		error = -EPERM;
-	else if (ioctl(*master, TIOCSPTLCK, &unlock) < 0 ||
-		 ioctl(*master, TIOCSWINSZ, &size) < 0 ||
-		 (*slave = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
-		error = -errno;
-	act_as(0, 0);
-	return error;
+	TRY(master = sys_openat2(spec->sandbox->root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC,
+				 RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS));
+	if (fstatfs(master, &fs) < 0 || fs.f_type != DEVPTS_MAGIC)
+		return -EPERM;
+	TRY(check(ioctl(master, TIOCSPTLCK, &unlock)));
+	TRY(check(ioctl(master, TIOCSWINSZ, &size)));
+	TRY(slave = check(ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)));
+	TRY(slot_put(slave, SLOT_OUT));
+	TRY(check(fcntl(master, F_SETFL, O_NONBLOCK)));
+	return take_fd_from(&master);
 }
 
-/* A pipe that the command may open again by name: it belongs to the command's user. */
-static int open_pipe(const struct exec_spec *spec, int *ours, int *theirs)
+/* It belongs to whom it is opened by. Returns our end. */
+static int open_terminal(const struct exec_spec *spec)
 {
+	int master;
+
+	act_as(spec->sandbox->id_base + spec->uid, spec->sandbox->id_base + 5);
+	master = make_terminal(spec);
+	act_as(0, 0);
+	return master;
+}
+
+/* A pipe that the command may open again by name: it belongs to the command's user. Returns our end. */
+static int open_pipe(const struct exec_spec *spec, enum slot slot)
+{
+	uint32_t base = spec->sandbox->id_base;
+	auto_close int ours = -1, theirs = -1;
 	int ends[2];
 
 	TRY(check(pipe2(ends, O_CLOEXEC)));
-	*ours = ends[0];
-	*theirs = ends[1];
-	TRY(check(fcntl(*ours, F_SETFL, O_NONBLOCK)));
-	return check(fchown(*theirs, spec->sandbox->id_base + spec->uid,
-			    spec->sandbox->id_base + spec->gid));
+	ours = ends[0];
+	theirs = ends[1];
+	TRY(slot_put(theirs, slot));
+	TRY(check(fchown(theirs, base + spec->uid, base + spec->gid)));
+	TRY(check(fcntl(ours, F_SETFL, O_NONBLOCK)));
+	return take_fd_from(&ours);
 }
 
-struct ends {
-	int out, err; /* ours */
-	int slot_out, slot_err; /* the command's */
-};
-
-static int open_streams(const struct exec_spec *spec, struct ends *ends)
+static int open_streams(struct exec *exec, const struct exec_spec *spec)
 {
-	if (spec->flags & EXEC_FLAG_PTY) {
-		TRY(open_terminal(spec, &ends->out, &ends->slot_out));
-		return check(fcntl(ends->out, F_SETFL, O_NONBLOCK));
-	}
-	TRY(open_pipe(spec, &ends->out, &ends->slot_out));
-	return spec->flags & EXEC_FLAG_MERGE_STDERR ? 0 :
-						      open_pipe(spec, &ends->err, &ends->slot_err);
+	int out, err = -1;
+
+	TRY(out = exec->pty ? open_terminal(spec) : open_pipe(spec, SLOT_OUT));
+	stream_open(&exec->out, exec, out);
+	if (spec->flags & (EXEC_FLAG_PTY | EXEC_FLAG_MERGE_STDERR))
+		TRY(slot_put(SLOT_OUT, SLOT_ERR));
+	else
+		TRY(err = open_pipe(spec, SLOT_ERR));
+	stream_open(&exec->err, exec, err);
+	return 0;
 }
 
-static int fill_slots(const struct exec_spec *spec, const struct ends *ends)
+static int fill_slots(const struct exec_spec *spec)
 {
 	struct stat st;
 
-	TRY(slot_put(ends->slot_out, SLOT_OUT));
-	TRY(slot_put(ends->slot_err >= 0 ? ends->slot_err : ends->slot_out, SLOT_ERR));
 	TRY(slot_put(spec->sandbox->pidfd, SLOT_PIDFD));
 	if (spec->in >= 0) {
 		/* So that /dev/stdin can be opened by name. */
@@ -120,22 +125,17 @@ static void clear_slots(const struct exec_spec *spec)
 /* --- one launch ------------------------------------------------------------------------ */
 
 /* What it needs, into the slots. */
-static int prepare(struct exec *exec, const struct exec_spec *spec, struct ends *ends,
-		   const char **stage)
+static int prepare(struct exec *exec, const struct exec_spec *spec, const char **stage)
 {
 	auto_close int cgroup = -1;
 
-	*stage = spec->flags & EXEC_FLAG_PTY ? "terminal" : "output";
-	TRY(open_streams(spec, ends));
-	/* From here on the streams close them. */
-	stream_open(&exec->out, exec, ends->out);
-	stream_open(&exec->err, exec, ends->err);
-	ends->out = ends->err = -1;
+	*stage = exec->pty ? "terminal" : "output";
+	TRY(open_streams(exec, spec));
 	*stage = "cgroup";
 	TRY(cgroup = cgroup_exec_create(exec));
 	TRY(slot_put(cgroup, SLOT_CGROUP));
 	*stage = "descriptors";
-	return fill_slots(spec, ends);
+	return fill_slots(spec);
 }
 
 /*
@@ -154,10 +154,9 @@ static void begin(struct exec *exec)
 {
 	const struct exec_spec *spec = launch_spec(exec->launch);
 	struct sandbox *sandbox = exec->sandbox;
-	struct ends ends = {-1, -1, -1, -1};
 	const char *stage;
 	bool over = false;
-	int error = prepare(exec, spec, &ends, &stage);
+	int error = prepare(exec, spec, &stage);
 
 	if (!error) {
 		sandbox->launches++;
@@ -168,10 +167,6 @@ static void begin(struct exec *exec)
 			sandbox->slow--;
 	}
 	clear_slots(spec);
-	close_quietly(&ends.out);
-	close_quietly(&ends.err);
-	close_quietly(&ends.slot_out);
-	close_quietly(&ends.slot_err);
 	if (over) {
 		exec_launched(exec);
 	} else if (error) {

@@ -12,12 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from coldframe.host.spawner import Keep, SpawnerFault
+from coldframe.host.spawner import Keep, Spawner, SpawnerFault
+from coldframe.host.workers import connect_all
 from coldframe.protocol.errors import CapacityError, Execution
 from tests.fixtures.descriptors import room_for
-from tests.fixtures.native import Native
+from tests.fixtures.native import Native, running
+from tests.fixtures.waiting import until
 
 BIG = "head -c 300000 /dev/zero"
+
+
+def nulls(pid: int) -> int:
+    """How many descriptors of a process are of /dev/null: a worker's in numbers that it keeps."""
+    return [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()].count(Path("/dev/null"))
+
+
+def unused(pid: int) -> int:
+    """The number that a process's next descriptor will have."""
+    taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return next(number for number in range(len(taken) + 1) if number not in taken)
 
 
 def count() -> int:
@@ -136,3 +149,25 @@ async def test_worker_without_room_refuses_a_request_and_lives(native: Native) -
     assert await waiting.signal(signal.SIGTERM) == 1
     assert (await waiting.ended).code == signal.SIGTERM
     assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
+
+
+async def test_worker_without_room_is_taken_over_all_the_same(
+    native_home: Path, tmp_path: Path
+) -> None:
+    """Commands that go on alone may take its last descriptors: no daemon could come back."""
+    async with running(native_home, sockets=tmp_path) as native:
+        (pid,) = native.spawner.pids
+        before = nulls(pid)
+        await native.spawner.leave()
+        await until(lambda: nulls(pid) == before + 2, within_s=20)
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused(pid), limits[1]))
+        socks, _ = connect_all(tmp_path)
+        native.spawner = Spawner(native.config, gone=lambda _: None, lost=lambda _: None)
+        async with asyncio.timeout(20):
+            await native.spawner.attach(socks)
+
+        assert native.spawner.pids == (pid,)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        sandbox = await native.create()
+        assert (await native.sh(sandbox, "echo on")).stdout.data == b"on\n"
