@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -204,75 +203,6 @@ def test_trace_that_is_none_is_left_out(caller: httpx.Client, served: Sandbox, h
         headers={"traceparent": header},
     )
     assert (answer.status_code, answer.json()["trace_id"]) == (200, None)
-
-
-async def test_owner_sees_no_events_of_others() -> None:
-    """Not even how many there are: cursors are random."""
-    from coldframe.node import life
-    from coldframe.node.events import Events
-    from coldframe.protocol.models import SandboxSpec
-
-    def sandbox(name: str, owner: str) -> life.Sandbox:
-        spec = SandboxSpec(image="any", labels={"owner": owner})
-        return life.Sandbox(id=name, node_id="node", runtime="fake", spec=spec)
-
-    events = Events(4)
-    begin = (await events.read(None, 10, owner="amber", wait=False)).next_cursor
-    for number, owner in enumerate(["blue", "amber", "blue"]):
-        events.add(sandbox(f"sb-{number}", owner))
-    page = await events.read(begin, 10, owner="amber", wait=False)
-    assert [event.sandbox_id for event in page.events] == ["sb-1"]
-    waiting = asyncio.ensure_future(events.read(page.next_cursor, 10, owner="amber", wait=True))
-    await asyncio.sleep(0)
-    events.add(sandbox("sb-3", "blue"))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    for _ in range(9):  # what waits follows, however much others do
-        events.add(sandbox("sb-4", "blue"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    events.add(sandbox("sb-5", "amber"))
-    assert [event.sandbox_id for event in (await waiting).events] == ["sb-5"]
-    # For all, from where on nothing is missing: blue's last two, amber's last.
-    assert [event.sandbox_id for event in await _everything(events)] == ["sb-4", "sb-4", "sb-5"]
-
-
-async def test_events_of_one_owner_push_out_nobody_elses() -> None:
-    """Whoever watches a few sandboxes must not miss what became of them because others do much."""
-    from coldframe.node import life
-    from coldframe.node.events import Events
-    from coldframe.protocol.models import SandboxSpec
-
-    def sandbox(name: str, owner: str) -> life.Sandbox:
-        spec = SandboxSpec(image="any", labels={"owner": owner})
-        return life.Sandbox(id=name, node_id="node", runtime="fake", spec=spec)
-
-    async def read(owner: str | None, cursor: str, limit: int = 100) -> list[str]:
-        page = await events.read(cursor, limit, owner=owner, wait=False)
-        return [event.sandbox_id for event in page.events]
-
-    events = Events(100)
-    begin = (await events.read(None, 10, owner="amber", wait=False)).next_cursor
-    of_all = (await events.read(None, 10, owner=None, wait=False)).next_cursor
-    events.add(sandbox("amber-0", "amber"))
-    for number in range(1000):
-        events.add(sandbox(f"blue-{number}", "blue"))
-    events.add(sandbox("amber-1", "amber"))
-
-    assert await read("amber", begin) == await read("amber", "oldest") == ["amber-0", "amber-1"]
-    assert await read("blue", "oldest", 2) == ["blue-902", "blue-903"]
-    assert await read(None, "oldest", 2) == ["blue-902", "blue-903"]
-    for owner, lost in (("blue", begin), (None, of_all)):
-        with pytest.raises(CursorExpiredError) as refused:
-            await read(owner, lost)
-        assert len(await read(owner, refused.value.oldest)) == 98 + (owner is None)
-
-
-async def _everything(events: object) -> tuple[SandboxEvent, ...]:
-    from coldframe.node.events import Events
-
-    assert isinstance(events, Events)
-    return (await events.read("oldest", 100, owner=None, wait=False)).events
 
 
 CONNECT = """python3 -c "

@@ -369,3 +369,15 @@ def test_store_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(CapabilityError, match="file/images: Not a directory; set COLDFRAME_HOME"):
         ImageStore(tmp_path / "file" / "images")
+
+
+def test_layer_is_a_digest_and_never_a_path(store: ImageStore, add: Add) -> None:
+    """It comes from records and requests; `..` must not be mounted as a layer."""
+    layer = add(f="x")
+    outside = store.layers_directory.parent / "outside"
+    outside.mkdir()
+    (outside / "lock").touch()
+    (outside / "layer.json").write_text('{"size_bytes": 1}')
+    for name in ("../outside", f"{layer}/../../outside", "", layer.upper()):
+        with pytest.raises(ImageError):
+            store.tag("odd", [name], ImageConfig())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pytest
+
 from coldframe.node.node import Node
 from coldframe.node.presences import Presence
 from coldframe.protocol.models import SandboxInfo
@@ -70,3 +72,32 @@ async def test_client_that_says_goodbye_leaves_what_it_left(make_node: NodeMaker
         node.presences().left("client")
     await _until_gone(node, await _made(node, "marker"))
     assert (await node.get(left.id)).state == "ready"
+
+
+async def test_client_that_came_back_is_there_again(make_node: NodeMaker) -> None:
+    """What it makes from then on must not end for what was lost before."""
+    node = await make_node(return_s=0.05)
+    presences = node.presences()
+    presences.lost("client")
+    with presences.there("client"):
+        pass
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    made = await _made(node, "client", process.pid)
+    await _until_gone(node, await _made(node, "never"))
+    assert (await node.get(made.id)).state == "ready"
+    process.kill()
+    await process.wait()
+
+
+async def test_clients_that_have_gone_are_forgotten_the_oldest_first(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The create of one that has just gone may still come; that of one long gone will not."""
+    monkeypatch.setattr("coldframe.node.presences._MOST_GONE", 2)
+    node = await make_node(return_s=3600.0)
+    for name in ("first", "second", "third"):
+        node.presences().lost(name)
+    first = await _made(node, "first")
+    for name in ("second", "third"):
+        await _until_gone(node, await _made(node, name))
+    assert (await node.get(first.id)).state == "ready"

@@ -171,3 +171,10 @@ def test_any_bytes_are_an_archive_or_a_typed_error(content: bytes) -> None:
     """What comes from a sandbox must not crash what grades."""
     with contextlib.suppress(FileError):
         Sifted(Artifact("/srv/out"), True, 10).run(io.BytesIO(content), io.BytesIO(), LATER)
+
+
+def test_archive_is_left_when_its_time_is_over() -> None:
+    """An agent may make more members than anybody can read."""
+    sift = Sifted(Artifact("/srv/out"), directory=True, most=100)
+    assert not sift.run(archive(member("a"), member("b")), io.BytesIO(), time.monotonic() - 1)
+    assert sift.entries == []
