@@ -37,7 +37,7 @@ def atif(
     captured with --capture tokens, the exact token ids and log-probabilities. Rewards, failures and
     what is not known stand under extra.coldframe. What ATIF cannot hold, such as an attempt without
     any step, and what does not read back are refused by name. Exit code: 0 all are written, 1 some
-    were refused.
+    were refused, 2 RUN is none or has no such attempt.
 
     Example: coldframe export atif runs/mine --out atif
     """

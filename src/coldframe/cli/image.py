@@ -100,7 +100,8 @@ def build(
 
     RUN steps run in sandboxes that reach this machine's own package indexes and nothing else,
     unless --network says otherwise. Each step is a cached layer: a second build does nothing.
-    What cannot be honoured is refused, with file and line, before anything runs.
+    What cannot be honoured is refused, with file and line, before anything runs. Exit code: 0
+    built, 1 a RUN or the platform failed, 2 a line is refused.
     """
     from coldframe.images.build import BuildOptions, check
     from coldframe.node.node import Node

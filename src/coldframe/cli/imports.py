@@ -34,7 +34,8 @@ def harbor(
     of a task are numbered by their begin. What Harbor does not keep is null and listed with its
     reason under `unknown`; a missing reward stays missing. Nothing is followed by a link, and a
     trial that cannot be read is refused by file and field and stops no other. The report is also
-    kept as import.json in RUN. Exit code: 0 all trials are imported, 1 some were refused.
+    kept as import.json in RUN. Exit code: 0 all trials are imported, 1 some were refused, 2 JOB_DIR
+    is no job or RUN no place for it.
 
     Example: coldframe import harbor jobs/2026-11-30__12-00-00 --out runs/from-harbor
     """
