@@ -38,7 +38,7 @@ from coldframe.rollouts.stage import Stage, grading_s
 from coldframe.rollouts.step_files import SETUP_S
 from coldframe.rollouts.step_rewards import total_rewards, why_stop
 from coldframe.rollouts.task import EnvironmentSpec, Task, TaskStep
-from coldframe.rollouts.users import Account, account_of
+from coldframe.rollouts.users import Accounts, accounts_of
 from coldframe.trajectories.identity import ImageIdentity
 from coldframe.trajectories.recorder import Recorder, plain_text
 from coldframe.trajectories.redaction import Redactor
@@ -113,8 +113,8 @@ class Attempt:
         self.final: Fingerprint | None = None
         self.booted = Booted()
         self.programs: dict[str, str] = {}
-        self.accounts: dict[str | int | None, Account] = {}
-        """Who the verifiers' users are, before any agent acts."""
+        self.accounts = Accounts()
+        """Who is who before any agent acts."""
         self.rewards: dict[str, float] | None = None
         self.failure: Failure | None = None
         self.warnings: list[str] = []
@@ -273,13 +273,9 @@ class Attempt:
                 f"{self.task.directory / 'task.toml'}: [environment] skills_dir = {skills!r} "
                 "is not in the image"
             )
-        users = {step.verifier.runs_as for step in self.task.steps if not step.verifier.separate}
-        if users:
+        if not all(step.verifier.separate for step in self.task.steps):
             self.programs = await integrity.programs(sandbox)
-        for user in users:
-            account = None if user is None else await account_of(sandbox, user)
-            if account is not None:
-                self.accounts[user] = account
+        self.accounts = await accounts_of(sandbox)
         self.initial = await self._fingerprint(sandbox, "identity.initial_state")
 
     def expect_image(self, role: str, sandbox: AsyncSandbox) -> None:

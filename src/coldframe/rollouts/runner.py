@@ -1,14 +1,17 @@
-"""Who runs test.sh: the user that it was before the agent acted, whatever the lists say by now."""
+"""Who runs what is not the agent's: whoever it was before the agent acted.
+
+Whatever the sandbox's lists say by now: an agent that is root may change them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coldframe.protocol.errors import VerifierError
+from coldframe.protocol.errors import UserNotFoundError
 from coldframe.rollouts.integrity import USER_CHANGED, Tampering
 from coldframe.rollouts.places import ROOT
-from coldframe.rollouts.users import Account, account_of, user_ids
+from coldframe.rollouts.users import Account, accounts_of, user_ids
 
 if TYPE_CHECKING:
     from coldframe.client import AsyncSandbox
@@ -18,7 +21,7 @@ _ROOT = frozenset((0, "0", "root"))
 
 @dataclass(frozen=True)
 class Runner:
-    """The verifier's user in one sandbox."""
+    """The user of test.sh, or of a step's setup.sh, in one sandbox."""
 
     sandbox: AsyncSandbox
     user: str | int | None
@@ -33,10 +36,10 @@ class Runner:
         return self.user in _ROOT
 
     async def owner(self) -> tuple[int, int]:
-        """Return whom the verifier's places belong to.
+        """Return whom its files belong to.
 
         Raises:
-            VerifierError: there is no such user.
+            UserNotFoundError: there is no such user.
         """
         if self.is_root:
             return ROOT
@@ -44,20 +47,18 @@ class Runner:
             return self.before.ids
         ids = await user_ids(self.sandbox, self.user)
         if ids is None:
-            raise VerifierError(
-                f"[verifier] user {self.user!r} is not in the sandbox's /etc/passwd"
-            )
+            raise UserNotFoundError(f"user {self.user!r} is not in the sandbox's /etc/passwd")
         return ids
 
     async def now(self) -> tuple[str | int | None, dict[str, str]]:
-        """Return whom to run test.sh as, and what else to say in its environment.
+        """Return whom to run it as, and what else to say in its environment.
 
         By name where the name means what it did, since that has the user's other groups.
         """
         user, before = self.user, self.before
         if user is None or before is None:
             return user, {}
-        now = await account_of(self.sandbox, user)
+        now = (await accounts_of(self.sandbox)).get(user)
         if now == before:
             return user, {}
         if USER_CHANGED not in {one.what for one in self.tampering.events}:

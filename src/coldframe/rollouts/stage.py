@@ -19,7 +19,7 @@ from coldframe.harnesses.base import Episode, Outcome, Solution
 from coldframe.harnesses.file_log import FileLog
 from coldframe.protocol.errors import (
     Execution,
-    GradingPreventedError,
+    FileError,
     RewardInvalidError,
     RewardMissingError,
     VerifierDeadlineError,
@@ -36,9 +36,10 @@ from coldframe.rollouts.healthcheck import wait_healthy
 from coldframe.rollouts.integrity import Tampering
 from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.places import PLACES
-from coldframe.rollouts.step_files import bring_files
+from coldframe.rollouts.runner import Runner
+from coldframe.rollouts.step_files import StepSetupError, bring_files
 from coldframe.rollouts.task import TaskStep, VerifierSpec
-from coldframe.rollouts.users import Account, account_of, user_ids
+from coldframe.rollouts.users import Account, accounts_of, user_ids
 from coldframe.rollouts.verifier import Verifier, VerifierNotExecutedError
 from coldframe.trajectories.base import BlobRef
 from coldframe.trajectories.schema import Failure, Termination
@@ -109,6 +110,12 @@ class Stage:
         """What the verifier did so far; None: there was none yet."""
         return None if self._verifier is None else self._verifier.record()
 
+    @property
+    def runner(self) -> Runner:
+        """Who sets the step up: the agent's user, as it was at the start."""
+        user = self.step.agent.user
+        return Runner(self.sandbox, user, self.attempt.accounts.get(user), self.tampering)
+
     async def run(self) -> None:
         """Go through the step's phases.
 
@@ -150,7 +157,12 @@ class Stage:
             network=network,
             step=step.name,
         )
-        await bring_files(sandbox, step, self.attempt.redactor)
+        try:
+            await bring_files(self.runner, step, self.attempt.redactor)
+        except (StepSetupError, FileError) as error:
+            if not first:
+                await untouched.require_set_up(error, self)
+            raise
         if step.healthcheck is not None:
             await wait_healthy(sandbox, step.healthcheck, user=step.agent.user)
         await self.attempt.phases.end()
@@ -171,7 +183,7 @@ class Stage:
             deadline=time.monotonic() + limit,
             model=(settings.endpoint or settings.model) if harness.needs_model else None,
             solution=self._solution() if harness.needs_solution else None,
-            user=step.agent.user,
+            user=(await self.runner.now())[0],
             offers=attempt.task.offers,
             seed=None if settings.seed is None else settings.seed + attempt.sample,
             running=self._running,
@@ -280,13 +292,9 @@ class Stage:
         try:
             return await verifier.grade()
         except _PERHAPS_BROKEN as error:
-            broken = None if self.step.verifier.separate else await untouched.broken(verifier)
-            if broken is None or not await untouched.gives_a_verdict(self):
-                raise
-            raise GradingPreventedError(
-                f"{error}; {broken} is not as it was before the agent acted, and in a sandbox that "
-                "no agent was in the same tests give a verdict"
-            ) from error
+            if not self.step.verifier.separate:
+                await untouched.require_not_prevented(error, self, verifier)
+            raise
 
     async def _forgeable(self) -> bool:
         """Whether something of the agent's lives that may be root's, or is its verifier's user's.
@@ -332,8 +340,7 @@ class Stage:
                 booted = await boot(
                     sandbox, spec.environment.healthcheck, start_cmd=attempt.task.start_cmd
                 )
-            user = spec.runs_as
-            account = None if user is None else await account_of(sandbox, user)
+            account = (await accounts_of(sandbox)).get(spec.runs_as)
             await cargo.place(sandbox)
             yield _Place(sandbox, booted.operation_id, account)
 

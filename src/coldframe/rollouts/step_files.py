@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coldframe.harnesses.scripts import pack, run_argv
-from coldframe.protocol.errors import ColdframeError, NotExecutedError, PathNotFoundError, Side
+from coldframe.protocol.errors import (
+    ColdframeError,
+    NotExecutedError,
+    PathNotFoundError,
+    Side,
+    UserNotFoundError,
+)
 from coldframe.protocol.text import excerpt
+from coldframe.rollouts.runner import Runner
 from coldframe.rollouts.task import TaskStep
-from coldframe.rollouts.users import user_ids
 from coldframe.trajectories.redaction import Redactor
-
-if TYPE_CHECKING:
-    from coldframe.client import AsyncSandbox
 
 SETUP_S = 600.0
 """For a step's setup.sh."""
@@ -30,28 +32,28 @@ class StepSetupError(ColdframeError):
     side = Side.STARTUP
 
 
-async def bring_files(sandbox: AsyncSandbox, step: TaskStep, redactor: Redactor) -> None:
+async def bring_files(runner: Runner, step: TaskStep, redactor: Redactor) -> None:
     """Unpack the step's workdir into the sandbox's, and run its setup.sh.
 
     Raises:
         StepSetupError: setup.sh did not succeed, or the agent's user does not exist.
     """
-    user = step.agent.user
+    sandbox = runner.sandbox
     if step.workdir is not None:
-        owner = await _owner(sandbox, user)
+        owner = await _owner(runner)
         content = await asyncio.to_thread(pack, step.workdir)
         await sandbox.files.tar_up(sandbox.info.workdir, content, owner=owner)
     if step.setup is not None:
-        await _run_setup(sandbox, step.setup, user, redactor)
+        await _run_setup(runner, step.setup, redactor)
 
 
-async def _run_setup(
-    sandbox: AsyncSandbox, script: Path, user: str | int | None, redactor: Redactor
-) -> None:
+async def _run_setup(runner: Runner, script: Path, redactor: Redactor) -> None:
+    sandbox = runner.sandbox
+    user, home = await runner.now()
     target = f"{sandbox.info.workdir.rstrip('/')}/setup.sh"
     try:
         result = await sandbox.exec(
-            await run_argv(sandbox, script, target), user=user, deadline_s=SETUP_S
+            await run_argv(sandbox, script, target), user=user, env=home, deadline_s=SETUP_S
         )
     except NotExecutedError as error:
         raise StepSetupError(f"{script} could not be started: {error}") from error
@@ -64,12 +66,12 @@ async def _run_setup(
         await sandbox.files.remove(target)
 
 
-async def _owner(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, int]:
+async def _owner(runner: Runner) -> tuple[int, int]:
     """Return the ids that a step's files belong to: the agent's, else the working directory's."""
-    if user is None:
-        stat = await sandbox.files.stat(sandbox.info.workdir)
+    if runner.user is None:
+        stat = await runner.sandbox.files.stat(runner.sandbox.info.workdir)
         return stat.uid, stat.gid
-    ids = await user_ids(sandbox, user)
-    if ids is None:
-        raise StepSetupError(f"user {user!r} is not in the sandbox's /etc/passwd")
-    return ids
+    try:
+        return await runner.owner()
+    except UserNotFoundError as error:
+        raise StepSetupError(str(error)) from error

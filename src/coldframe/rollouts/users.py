@@ -35,22 +35,38 @@ class Account:
         return self.uid, self.gid
 
 
-async def account_of(sandbox: AsyncSandbox, user: str | int) -> Account | None:
-    """Return who a name or id, optionally `user:group`, is by the sandbox's own lists."""
-    name, _, group = str(user).partition(":")
-    for fields in await _rows(sandbox, "/etc/passwd", 6):
-        if name in (fields[0], fields[2]) and _is_id(fields[2]):
-            own = group if _is_id(group) else fields[3]
-            if not _is_id(own):
-                return None
-            groups = await _rows(sandbox, "/etc/group", 4)
-            named = (
-                int(row[2]) for row in groups if _is_id(row[2]) and fields[0] in row[3].split(",")
-            )
-            return Account(int(fields[2]), int(own), fields[0], fields[5], frozenset(named))
-    if _is_id(name):
-        return Account(int(name), int(group) if _is_id(group) else 0)
-    return None
+@dataclass(frozen=True)
+class Accounts:
+    """A sandbox's own lists, as they were when they were read."""
+
+    users: tuple[tuple[str, ...], ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    def get(self, user: str | int | None) -> Account | None:
+        """Return who a name or id, optionally `user:group`, is; None: nobody, or not known."""
+        if user is None:
+            return None
+        name, _, group = str(user).partition(":")
+        for fields in self.users:
+            if name in (fields[0], fields[2]) and _is_id(fields[2]):
+                own = group if _is_id(group) else fields[3]
+                if not _is_id(own):
+                    return None
+                named = (
+                    int(row[2])
+                    for row in self.groups
+                    if _is_id(row[2]) and fields[0] in row[3].split(",")
+                )
+                ids = int(fields[2]), int(own)
+                return Account(*ids, fields[0], fields[5], frozenset(named))
+        if _is_id(name):
+            return Account(int(name), int(group) if _is_id(group) else 0)
+        return None
+
+
+async def accounts_of(sandbox: AsyncSandbox) -> Accounts:
+    """Read who is who in a sandbox."""
+    return Accounts(await _rows(sandbox, "/etc/passwd", 6), await _rows(sandbox, "/etc/group", 4))
 
 
 async def user_ids(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, int] | None:
@@ -61,20 +77,20 @@ async def user_ids(sandbox: AsyncSandbox, user: str | int | None) -> tuple[int, 
     """
     if user is None:
         return await _own(sandbox)
-    account = await account_of(sandbox, user)
+    account = (await accounts_of(sandbox)).get(user)
     return None if account is None else account.ids
 
 
-async def _rows(sandbox: AsyncSandbox, path: str, least: int) -> list[list[str]]:
+async def _rows(sandbox: AsyncSandbox, path: str, least: int) -> tuple[tuple[str, ...], ...]:
     """Return the rows of a list that have so many fields; none, if it cannot be read."""
     try:
         content = await sandbox.files.read(path, length=_FILE_BYTES + 1)
     except FileError:
-        return []
+        return ()
     if len(content) > _FILE_BYTES:
-        return []
-    lines = content.decode("utf-8", "replace").split("\n")
-    return [fields for line in lines if len(fields := line.split(":")) >= least]
+        return ()
+    rows = (tuple(line.split(":")) for line in content.decode("utf-8", "replace").split("\n"))
+    return tuple(row for row in rows if len(row) >= least)
 
 
 async def _own(sandbox: AsyncSandbox) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from coldframe.protocol.errors import (
     NotExecutedError,
     RewardInvalidError,
     RewardMissingError,
+    UserNotFoundError,
     VerifierDeadlineError,
     VerifierError,
     WorkdirNotFoundError,
@@ -218,7 +219,7 @@ class Verifier:
                 VERIFIER_LOGS,
                 self._operation,
                 verdicts.NAMES,
-                owner=await self._runner.owner(),
+                owner=await self._owner(),
                 trusted=self.agent_paths,
             )
         except CapabilityError:
@@ -277,7 +278,7 @@ class Verifier:
         if not self._runner.is_root:
             guarded = bool(self._facts.get("guarded"))
             await places.hand_over(
-                self.sandbox, await self._runner.owner(), (TESTS,) if guarded else places.PLACES
+                self.sandbox, await self._owner(), (TESTS,) if guarded else places.PLACES
             )
         try:
             return await self._exec(None)
@@ -286,6 +287,12 @@ class Verifier:
             self.note(cwd="/")
         await self._clear_and_bring()
         return await self._exec("/")
+
+    async def _owner(self) -> tuple[int, int]:
+        try:
+            return await self._runner.owner()
+        except UserNotFoundError as error:
+            raise VerifierError(f"[verifier] {error}") from error
 
     def _script(self) -> str:
         return str(self.spec.script or f"{TESTS}/test.sh in the verifier's image")

@@ -270,3 +270,50 @@ async def test_step_healthcheck_runs_as_the_agent_and_gates_its_step(
     assert unhealthy.failure is not None
     assert (unhealthy.failure.code, unhealthy.failure.side) == ("unhealthy", "startup")
     assert unhealthy.steps == ()
+
+
+SETS_UP = {"workdir/setup.sh": "#!/bin/sh\nid -u > /tmp/who\n"}
+
+
+async def test_step_whose_user_an_agent_has_removed_is_set_up_all_the_same(
+    run_attempt: RunAttempt, tmp_path: Path
+) -> None:
+    """Else a first step that failed has no reward: the whole has none."""
+    directory = steps_task(
+        tmp_path,
+        one={"solution/solve.sh": "#!/bin/sh\nrm /etc/passwd\n"},
+        two=SETS_UP
+        | {
+            "toml": '[steps.agent]\nuser = "games"\n',
+            "tests/test.sh": f"#!/bin/sh\n[ $(cat /tmp/who) = 5 ] && echo 1 > {REWARD}\n",
+        },
+    )
+    control, trajectory = await run_attempt(directory, "nop"), await run_attempt(directory)
+
+    assert control.rewards == {"reward": 0.5}, control.failure
+    assert trajectory.rewards == {"reward": 0.5}, trajectory.failure
+    assert [one.what for one in trajectory.tamper] == ["user_changed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("broken", "side", "code"),
+    [("rm /bin/sh", "policy", "grading_prevented"), ("true", "startup", "step_setup_failed")],
+)
+async def test_step_that_cannot_be_set_up_is_the_agents_failure_only_if_it_broke_the_system(
+    run_attempt: RunAttempt, tmp_path: Path, broken: str, side: str, code: str
+) -> None:
+    """Its reward would be missing either way; only one of them is the task's to mend."""
+    fails = {"workdir/setup.sh": "#!/bin/sh\n[ ! -e /made ]\n"}
+    directory = steps_task(
+        tmp_path,
+        one={
+            "solution/solve.sh": f"#!/bin/bash\ntouch /made; {broken}\n",
+            "tests/test.sh": f"#!/bin/bash\necho 0 > {REWARD}\n",
+        },
+        two=fails if broken == "true" else SETS_UP,
+    )
+    trajectory = await run_attempt(directory)
+
+    assert trajectory.failure
+    assert (trajectory.failure.side, trajectory.failure.code) == (side, code)
+    assert not may_retry(trajectory.failure)

@@ -33,7 +33,7 @@ from coldframe.protocol.models import ExecResult as Ended
 from coldframe.rollouts.boot import boot
 from coldframe.rollouts.healthcheck import UnhealthyError, wait_healthy
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
-from coldframe.rollouts.users import user_ids
+from coldframe.rollouts.users import accounts_of, user_ids
 
 WINDOW_BYTES = 16 * MIB
 """Per stream, how much of a command's output Harbor is given: head and tail."""
@@ -106,6 +106,7 @@ class ColdframeEnvironment(JudgedEnvironment):
             raise as_harbors(error) from error
         self._healthy = True
         self._grading.entry_point = booted.operation_id
+        self._grading.accounts = await accounts_of(sandbox)
         await self._upload_environment_dir_after_start()
 
     def _spec(self, force_build: bool = False) -> Any:

@@ -31,7 +31,7 @@ from coldframe.rollouts.phases import kill_what_must_not_live_on
 from coldframe.rollouts.places import ROOT, TESTS, VERIFIER_LOGS
 from coldframe.rollouts.scratch import scratch
 from coldframe.rollouts.task import EnvironmentSpec, VerifierSpec
-from coldframe.rollouts.users import user_ids
+from coldframe.rollouts.users import Accounts
 from coldframe.rollouts.verdicts import NAMES
 from coldframe.rollouts.verifier import Verifier
 from coldframe.trajectories.recorder import Recorder
@@ -68,8 +68,7 @@ class HarborVerifier(Verifier):
     logs: str = field(default_factory=lambda: f"{places.LOGS}/.verifier-{secrets.token_hex(8)}")
 
     async def _argv(self) -> tuple[str, ...]:
-        user = self.spec.runs_as
-        owner = ROOT if user == 0 else await user_ids(self.sandbox, user)
+        owner = await self._runner.owner()
         await self.sandbox.files.mkdir(self.logs, mode=0o700, owner=owner)
         return (await shell_of(self.sandbox), "-c", _RUN_AND_COPY, self.logs)
 
@@ -81,6 +80,8 @@ class Grading:
         self._terms = terms
         self.entry_point: str | None = None
         """The operation that runs in the sandbox and is not the agent's."""
+        self.accounts = Accounts()
+        """Who is who in it before the agent acts."""
         self._tests: Path | None = None
         self._copy = ExitStack()
         """Holds the copy of the tests that `_tests` is."""
@@ -193,6 +194,7 @@ class Grading:
                 alone=self._last or spec.separate,
                 agent_paths=self._terms.agent_paths,
                 not_the_agents=self.entry_point,
+                account=self.accounts.get(spec.runs_as),
             )
             try:
                 await verifier.grade()
