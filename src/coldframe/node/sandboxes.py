@@ -43,6 +43,8 @@ from coldframe.runtimes.base import (
 from coldframe.runtimes.outliving import Found
 
 _NEVER_REFUSE = 1 << 62
+DESTROY_HOLD_S = 1.0
+"""How long an end holds its slot at most: what a sandbox makes the kernel undo may take minutes."""
 END_PATIENCE_S = 30.0
 """How long the close of a node waits while not one sandbox more has ended."""
 
@@ -283,6 +285,8 @@ class Sandboxes:
 
     async def _destroy(self, sandbox: Sandbox, handle: SandboxHandle) -> None:
         await self._destroys.acquire(sandbox.owner or "")
+        loop = asyncio.get_running_loop()
+        giving_back = loop.call_later(DESTROY_HOLD_S, self._destroys.release)
         try:
             await handle.destroy()
         except ColdframeError:
@@ -292,7 +296,9 @@ class Sandboxes:
                 f"sandbox {sandbox.id!r} could not be ended: {error}"
             ) from error
         finally:
-            self._destroys.release()
+            if loop.time() < giving_back.when():  # else it has been done, or is about to be
+                giving_back.cancel()
+                self._destroys.release()
 
     def _on_gone(self, sandbox: Sandbox, gone: asyncio.Future[Gone]) -> None:
         if gone.cancelled():

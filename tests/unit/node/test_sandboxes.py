@@ -437,6 +437,36 @@ async def test_close_ends_everything_and_reports_what_it_could_not(
     assert not (node.settings.home / "nodes" / node.id).exists()
 
 
+async def test_ends_that_take_long_hold_up_no_other(
+    make_node: NodeMaker, held: HeldRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox can have the kernel undo things for minutes when it is killed."""
+    monkeypatch.setattr("coldframe.node.sandboxes.DESTROY_HOLD_S", 0.05)
+    node = await make_node(held, create_slots=1)
+    slow, quick = [await node.create_sandbox(SPEC) for _ in range(2)]
+    handle, killed = handle_of(node, slow.id), asyncio.Event()
+    destroy = handle.destroy
+
+    async def when_killed() -> None:
+        await killed.wait()
+        await destroy()
+
+    handle.destroy = when_killed  # type: ignore[method-assign]
+    ending = asyncio.ensure_future(node.delete(slow.id))
+    await until_asked(lambda: _is_in(node, slow.id, SandboxState.TERMINATING))
+
+    try:
+        async with asyncio.timeout(10):
+            assert (await node.delete(quick.id)).state is SandboxState.DELETED
+    finally:
+        killed.set()
+    assert (await ending).state is SandboxState.DELETED
+
+
+async def _is_in(node: Node, sandbox_id: str, state: SandboxState) -> bool:
+    return (await node.get(sandbox_id)).state is state
+
+
 async def test_close_while_creating_leaves_nothing(make_node: NodeMaker, held: HeldRuntime) -> None:
     """A client that is closed in the middle of a burst."""
     node = await make_node(held, create_slots=1)
