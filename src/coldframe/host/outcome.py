@@ -18,6 +18,8 @@ T = TypeVar("T")
 class Outcome(Generic[T]):
     """One result or error to come. Await it, as often as needed. Belongs to one event loop."""
 
+    __slots__ = ("_callbacks", "_done", "_error", "_result", "_traceback", "_waiters")
+
     def __init__(self) -> None:
         self._done = False
         self._result: T
@@ -113,6 +115,8 @@ class Outcome(Generic[T]):
 
 class Undertaking(Outcome[T]):
     """A coroutine that runs to its end in a task of its own, whoever stops waiting for it."""
+
+    __slots__ = ("task",)
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], *, at_once: bool = False) -> None:
         """Start it, in the next turn of the event loop or before this returns.

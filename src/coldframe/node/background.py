@@ -11,14 +11,27 @@ from coldframe.host.patience import wait_while_any_end
 
 T = TypeVar("T")
 
+_MOST_FAULTS = 1000
+
 
 class Background:
     """Tasks that nobody owns, and what went wrong in those that nobody waits for."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.faults: list[str] = []
-        """One sentence each, for the report of the node's close."""
+        self.faults: dict[str, str] = {}
+        """By sandbox, the latest of what has not been mended since: for the close's report."""
+
+    def note_fault(self, sandbox_id: str, error: Exception) -> None:
+        """Something went wrong with a sandbox that nobody waits for."""
+        self.faults.pop(sandbox_id, None)
+        self.faults[sandbox_id] = str(error)
+        if len(self.faults) > _MOST_FAULTS:
+            del self.faults[next(iter(self.faults))]
+
+    def mended(self, sandbox_id: str) -> None:
+        """It has been done all the same."""
+        self.faults.pop(sandbox_id, None)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something, whoever waits for it."""

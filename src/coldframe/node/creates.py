@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from coldframe.host.outcome import Outcome
 from coldframe.node.assembly import ImageResolver
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import CreateOperation, Operations
@@ -40,8 +41,12 @@ class Creates:
             assert sandbox.creating is not None
             known = CreateOperation(operation_id, spec, sandbox.creating)
             self._operations.add(known)
-            sandbox.creating.then(partial(self._operations.settle, known))
+            sandbox.creating.then(partial(self._on_end, known))
         return await known.ended
+
+    def _on_end(self, operation: CreateOperation, ended: Outcome[SandboxInfo]) -> None:
+        operation.ended = ended.settled()
+        self._operations.settle(operation, ended)
 
     def _begin(
         self,

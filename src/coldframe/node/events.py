@@ -24,6 +24,7 @@ from coldframe.protocol.models import (
     EventPage,
     GuardRefusal,
     SandboxEvent,
+    SandboxState,
     StorageEvent,
 )
 from coldframe.protocol.network import EgressEvent
@@ -41,8 +42,33 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """An event, smaller than its model: thousands are kept, and few are read."""
+
     number: int
-    event: SandboxEvent
+    cursor: str
+    at: float
+    sandbox_id: str
+    state: SandboxState
+    version: int
+    reason: str | None
+    trace_id: str | None
+    what: EgressEvent | GuardRefusal | StorageEvent | None
+
+    def event(self) -> SandboxEvent:
+        what = self.what
+        return SandboxEvent.whole(
+            cursor=self.cursor,
+            at=self.at,
+            sandbox_id=self.sandbox_id,
+            kind=EventKind.STATE if what is None else _KINDS[type(what)],
+            state=self.state,
+            version=self.version,
+            reason=self.reason,
+            egress=what if isinstance(what, EgressEvent) else None,
+            tamper=what if isinstance(what, GuardRefusal) else None,
+            storage=what if isinstance(what, StorageEvent) else None,
+            trace_id=self.trace_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +106,8 @@ class Events:
     ) -> None:
         """Note what has happened, a transition or what is given, and wake those who wait."""
         self._latest = _Place(self._latest.number + 1, _new_cursor())
-        event = SandboxEvent(
+        entry = _Entry(
+            number=self._latest.number,
             cursor=self._latest.cursor,
             at=time.time() if what is None else what.at,
             sandbox_id=sandbox.id,
@@ -88,12 +115,9 @@ class Events:
             version=sandbox.version,
             reason=sandbox.reason,
             trace_id=tracing.current() or sandbox.trace_id,
-            kind=EventKind.STATE if what is None else _KINDS[type(what)],
-            egress=what if isinstance(what, EgressEvent) else None,
-            tamper=what if isinstance(what, GuardRefusal) else None,
-            storage=what if isinstance(what, StorageEvent) else None,
+            what=what,
         )
-        self._keep(sandbox.owner, _Entry(self._latest.number, event))
+        self._keep(sandbox.owner, entry)
         for whose in {None, sandbox.owner}:
             for turn in self._watchers.pop(whose, ()):
                 if not turn.done():
@@ -102,15 +126,15 @@ class Events:
     def _keep(self, owner: str | None, entry: _Entry) -> None:
         share = self._shares.setdefault(owner, _Share(self._before))
         share.kept.append(entry)
-        self._kept[entry.event.cursor] = entry
+        self._kept[entry.cursor] = entry
         if len(self._kept) > self._limit:
             self._drop(*max(self._shares.items(), key=lambda item: len(item[1].kept)))
 
     def _drop(self, owner: str | None, share: _Share) -> None:
         """Keep the oldest of an owner no longer."""
         oldest = share.kept.popleft()
-        del self._kept[oldest.event.cursor]
-        share.before = _Place(oldest.number, oldest.event.cursor)
+        del self._kept[oldest.cursor]
+        share.before = _Place(oldest.number, oldest.cursor)
         self._gap = max(self._gap, share.before, key=lambda place: place.number)
         if not share.kept:
             del self._shares[owner]
@@ -146,7 +170,7 @@ class Events:
         if owner is None:
             return self._latest.cursor
         share = self._shares.get(owner)
-        return self._before.cursor if share is None else share.kept[-1].event.cursor
+        return self._before.cursor if share is None else share.kept[-1].cursor
 
     def _after(self, cursor: str, limit: int, owner: str | None) -> EventPage:
         entries: Reversible[_Entry] = ()
@@ -174,7 +198,7 @@ class Events:
             )
         late = 2 * number > begin.number + self._latest.number
         page = (_last_of if late else _first_of)(entries, number, limit)
-        found = tuple(entry.event for entry in page)
+        found = tuple(entry.event() for entry in page)
         return EventPage(events=found, next_cursor=found[-1].cursor if found else cursor)
 
 

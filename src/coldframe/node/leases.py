@@ -90,7 +90,7 @@ class Leases:
             else:
                 await self._end(sandbox)
         except ColdframeError as error:
-            self._background.faults.append(str(error))
+            self._background.note_fault(sandbox.id, error)
             self.let_be(sandbox)
             self._expire_in(_RETRY_S, sandbox)
 

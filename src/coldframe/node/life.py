@@ -46,7 +46,7 @@ ENDED = frozenset({_S.DELETED, _S.FAILED, _S.LOST})
 _RUNNING = frozenset({_S.READY, _S.PAUSED})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sandbox:
     """The node's record of one sandbox."""
 
@@ -106,7 +106,7 @@ class Sandbox:
 
     def info(self) -> SandboxInfo:
         """What the world may know of it."""
-        return SandboxInfo(
+        return SandboxInfo.whole(
             id=self.id,
             node_id=self.node_id,
             runtime=self.runtime,

@@ -53,7 +53,7 @@ _LONGEST_LINE = 1000
 """Characters of a command line that are listed."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class CreateOperation:
     """A create that may be asked for again."""
 
@@ -75,7 +75,7 @@ class CreateOperation:
         return self.request.owner
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ExecOperation:
     """One command: waiting for its turn, running, or ended."""
 

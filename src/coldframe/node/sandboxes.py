@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
-from coldframe.host.outcome import Undertaking
+from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.host.patience import wait_while_any_end
 from coldframe.images.base import Image
 from coldframe.node.background import Background
@@ -168,7 +168,9 @@ class Sandboxes:
         if presence is not None:
             self.presences.begun(sandbox)
         # At once: so the queue's depth, which refuses, is exact however many ask in one moment.
-        sandbox.creating = self._background.undertake(self._provision(sandbox, image), at_once=True)
+        creating = self._background.undertake(self._provision(sandbox, image), at_once=True)
+        sandbox.creating = creating
+        creating.then(partial(_made, sandbox))
         return sandbox
 
     def claim(self, sandbox: Sandbox) -> None:
@@ -179,11 +181,12 @@ class Sandboxes:
 
     async def made_or_undone(self, sandbox: Sandbox) -> SandboxInfo:
         """Wait for a sandbox; if the waiting is cancelled, nothing of it stays."""
-        assert sandbox.creating is not None
+        creating = sandbox.creating
+        assert creating is not None
         try:
-            return await sandbox.creating
+            return await creating
         except asyncio.CancelledError:
-            if not sandbox.creating.cancelled():
+            if not creating.cancelled():
                 # Nobody knows its id, so nobody else could end it.
                 await asyncio.shield(self._background.spawn(self.end(sandbox, expired=False)))
             raise
@@ -273,9 +276,9 @@ class Sandboxes:
             await self._destroy(sandbox, sandbox.handle)
             await self._execs.settle(sandbox)
             self.register.finish(sandbox, SandboxState.DELETED)
+            self._background.mended(sandbox.id)
         finally:
-            if not sandbox.ended:
-                sandbox.ending = None
+            sandbox.ending = None
 
     async def _end_unborn(self, sandbox: Sandbox) -> None:
         creating = sandbox.creating
@@ -321,9 +324,10 @@ class Sandboxes:
         try:
             await self._destroy(sandbox, handle)
         except ColdframeError as error:
-            self._background.faults.append(str(error))  # the ledger shows what stayed
+            self._background.note_fault(sandbox.id, error)  # the ledger shows what stayed
         await self._execs.settle(sandbox)
         self.register.cleaned(sandbox)
+        sandbox.ending = None
 
     # --- from and to another process --------------------------------------------------
 
@@ -350,7 +354,7 @@ class Sandboxes:
         try:
             await self.end(sandbox, expired=expired)
         except ColdframeError as error:
-            self._background.faults.append(str(error))
+            self._background.note_fault(sandbox.id, error)
 
     def leave(self) -> None:
         """Let nothing more happen by itself: another process goes on."""
@@ -382,4 +386,9 @@ class Sandboxes:
         # The runtime has let go of what it could not end before.
         await background.settle(END_PATIENCE_S)
         ended = len(before) - len(self.register)
-        return CloseReport(ended, (*background.faults, *failures))
+        return CloseReport(ended, (*background.faults.values(), *failures))
+
+
+def _made(sandbox: Sandbox, _: Outcome[SandboxInfo]) -> None:
+    """What led to a sandbox is not kept with it."""
+    sandbox.creating = None
