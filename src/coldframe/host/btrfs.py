@@ -7,7 +7,6 @@ are of groups; each subvolume has one of its own and may belong to others.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import struct
 import uuid
@@ -53,11 +52,10 @@ def _named(head: bytes, name: str, longest: int) -> bytearray:
 def create_subvolume(directory: int, name: str, limit_bytes: int | None = None) -> None:
     """Make a subvolume in an open directory, after `enable_limits`. Raises OSError."""
     limited, most = (0, 0) if limit_bytes is None else (1, limit_bytes)
-    rules = struct.pack(
-        "10Q", _SET_LIMIT * limited, 1, 0, 0, _LIMIT_REFERENCED * limited, most, 0, 0, 0, ALL
-    )
-    buffer = ctypes.create_string_buffer(rules, len(rules))
-    head = struct.pack("qQQQQQQ", 0, 0, _INHERIT, len(rules), ctypes.addressof(buffer), 0, 0)
+    limits = (_SET_LIMIT * limited, 1, 0, 0, _LIMIT_REFERENCED * limited, most, 0, 0, 0, ALL)
+    rules = bytearray(struct.pack("10Q", *limits))
+    at = syscalls.address_of(rules).value
+    head = struct.pack("qQQQQQQ", 0, 0, _INHERIT, len(rules), at, 0, 0)
     syscalls.ioctl(directory, _SUBVOL_CREATE_2, _named(head, name, _NAME_BYTES_2))
 
 

@@ -8,7 +8,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from coldframe.host.syscalls import AT_EMPTY_PATH, ioctl
+from coldframe.host.syscalls import AT_EMPTY_PATH, address_of, ioctl
 
 ACCESS, MODIFY, CLOSE_WRITE, OPEN = 0x1, 0x2, 0x8, 0x20
 OPEN_EXEC, OPEN_PERM, OPEN_EXEC_PERM = 0x1000, 0x10000, 0x40000
@@ -180,9 +180,11 @@ class ChangeListener(Listener):
 
     def _inode(self, beside: bytes) -> int | None:
         """Return the inode that a record is about; None: it is gone."""
-        handle = ctypes.create_string_buffer(beside[_INFO.size :])
+        handle = bytearray(beside[_INFO.size :])
         fd = _libc.open_by_handle_at(
-            ctypes.c_int(self._directory), handle, ctypes.c_int(os.O_PATH | os.O_CLOEXEC)
+            ctypes.c_int(self._directory),
+            address_of(handle),
+            ctypes.c_int(os.O_PATH | os.O_CLOEXEC),
         )
         if fd < 0:
             if ctypes.get_errno() == errno.ESTALE:
@@ -196,13 +198,13 @@ class ChangeListener(Listener):
 
 def birth(fd: int) -> Birth:
     """Return which file a descriptor is of, and when it was made. Raises OSError."""
-    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    buffer = bytearray(_STATX_BYTES)
     result = _libc.statx(
         ctypes.c_int(fd),
         ctypes.c_char_p(b""),
         ctypes.c_int(AT_EMPTY_PATH),
         ctypes.c_uint(_STATX_BASIC | _STATX_BTIME),
-        buffer,
+        address_of(buffer),
     )
     if result < 0:
         raise _fail()

@@ -79,13 +79,24 @@ def openat2(dirfd: int, path: bytes, flags: int, *, resolve: int, mode: int = 0)
     return fd
 
 
+def address_of(buffer: bytearray) -> ctypes.c_void_p:
+    """Return where a buffer lies, for a call during which it is held and keeps its size.
+
+    Of an empty one nothing.
+
+    An array of ctypes costs a type for each length, which is garbage in a cycle afterwards.
+    """
+    if not buffer:
+        return ctypes.c_void_p()
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+
+
 def ioctl(fd: int, request: int, argument: bytearray) -> None:
     """Make a device call that reads and writes `argument`; other threads run meanwhile.
 
     `fcntl.ioctl` stops them all for an argument of more than 1 KiB.
     """
-    buffer = (ctypes.c_char * len(argument)).from_buffer(argument)
-    if _libc.ioctl(ctypes.c_int(fd), ctypes.c_ulong(request), buffer) < 0:
+    if _libc.ioctl(ctypes.c_int(fd), ctypes.c_ulong(request), address_of(argument)) < 0:
         raise _fail()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 
 from coldframe.host.egress.events import EventLog
 from coldframe.host.egress.gateway import Gateway
@@ -95,15 +96,15 @@ class NativeEgress:
         try:
             await self.set_policy(policy)
         except ColdframeError as error:
-            self._note_problem(str(error))
-
-    def _note_problem(self, reason: str) -> None:
-        self._log.add(EgressKind.POLICY, EgressDecision.FAILED, reason=reason)
+            _note_problem(self._log, str(error))
 
     def settle(self, place: Place, files: RootFiles) -> None:
         """The sandbox is made."""
         self._place = place
-        self._resolv, self._trust = ResolvConf(files, self._note_problem), Trust(files)
+        # Not a method of ours: a cycle would keep all that is here until the next full look for
+        # garbage, which a service puts off.
+        self._resolv = ResolvConf(files, partial(_note_problem, self._log))
+        self._trust = Trust(files)
 
     @property
     def active(self) -> bool:
@@ -200,6 +201,10 @@ class NativeEgress:
             else:
                 await self._trust.remove()
         except FileError as error:
-            self._note_problem(
-                f"the certificate of credentials could not be put in its place: {error}"
+            _note_problem(
+                self._log, f"the certificate of credentials could not be put in its place: {error}"
             )
+
+
+def _note_problem(log: EventLog, reason: str) -> None:
+    log.add(EgressKind.POLICY, EgressDecision.FAILED, reason=reason)

@@ -15,6 +15,8 @@ import socket
 import struct
 from ipaddress import IPv4Address, IPv6Address
 
+from coldframe.host.syscalls import address_of
+
 _BPF_CALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280}
 _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _LINK_CREATE = 0, 2, 5, 28
 _SOCKMAP, _SK_LOOKUP_PROGRAM, _SK_LOOKUP = 15, 30, 36
@@ -100,8 +102,8 @@ def _bpf(command: int, attributes: bytes) -> int:
     number = _BPF_CALL.get(platform.machine())
     if number is None:
         raise OSError(38, f"no bpf on {platform.machine()}")
-    buffer = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
-    result = int(_libc.syscall(number, command, buffer, 128))
+    told = bytearray(attributes.ljust(128, b"\0"))
+    result = int(_libc.syscall(number, command, address_of(told), len(told)))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), f"bpf({command})")
@@ -109,9 +111,8 @@ def _bpf(command: int, attributes: bytes) -> int:
 
 
 def _put(table: int, slot: int, fd: int) -> None:
-    key = ctypes.create_string_buffer(struct.pack("=I", slot), 4)
-    value = ctypes.create_string_buffer(struct.pack("=Q", fd), 8)
-    pointers = (ctypes.addressof(key), ctypes.addressof(value))
+    key, value = bytearray(struct.pack("=I", slot)), bytearray(struct.pack("=Q", fd))
+    pointers = (address_of(key).value, address_of(value).value)
     _bpf(_MAP_UPDATE, struct.pack("=IIQQQ", table, 0, *pointers, 0))
 
 
