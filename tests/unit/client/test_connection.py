@@ -12,6 +12,7 @@ import pytest
 from coldframe.client._connection import Address, open_connection
 from coldframe.client._http import Http
 from coldframe.protocol.errors import ServiceUnreachableError
+from tests.fixtures.waiting import until
 
 Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
@@ -187,3 +188,19 @@ async def test_content_that_fails_is_what_its_request_fails_of() -> None:
         with pytest.raises(OSError, match="the disk of the source"):
             async with http.stream("PUT", "/", fails()):
                 pass
+
+
+async def test_connections_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of a thousand requests must not hold a thousand descriptors for good."""
+    monkeypatch.setattr("coldframe.client._http._KEPT", 2)
+    all_there = asyncio.Barrier(5)
+
+    async def together(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _asked(reader)
+        await all_there.wait()
+        writer.write(WHOLE)
+        await reader.read()
+
+    async with served(together) as (http, connections):
+        await asyncio.gather(*(http.request("GET", "/") for _ in range(5)))
+        await until(lambda: sum(one.is_closing() for one in connections) == 3)
