@@ -16,6 +16,7 @@ import typer
 
 from coldframe.cli import groups
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
+from coldframe.protocol.text import lacking
 from coldframe.rollouts.settings import RolloutSettings
 from coldframe.trajectories.calls import Level
 from coldframe.trajectories.holding import held
@@ -75,9 +76,7 @@ def serve(
         from coldframe.inference.engine import EngineSettings
         from coldframe.inference.proxy import ProxySettings
     except ImportError as error:
-        raise CapabilityError(
-            f"coldframe inference lacks a library ({error}): pip install 'coldframe[inference]'"
-        ) from error
+        raise CapabilityError(lacking("coldframe inference", error, "cli,inference")) from error
     key = None
     if upstream_key_env is not None:
         key = RolloutSettings.from_environment().api_key(upstream_key_env)

@@ -23,6 +23,7 @@ from coldframe.protocol.errors import (
     PathNotFoundError,
     Side,
 )
+from coldframe.protocol.text import lacking
 
 if TYPE_CHECKING:
     import typer
@@ -92,10 +93,12 @@ def load(name: str, room: Room) -> Any:
     try:
         return getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise RoomUnavailableError(
-            f"`coldframe {name}` is not available here ({error}); "
-            "install it with: pip install 'coldframe[cli]'"
-        ) from error
+        raise _unavailable(name, error) from error
+
+
+def _unavailable(name: str | None, error: Exception) -> RoomUnavailableError:
+    extra = {"serve": "cli,gateway", "inference": "cli,inference"}.get(name or "", "cli")
+    return RoomUnavailableError(lacking(" ".join(filter(None, ("coldframe", name))), error, extra))
 
 
 def _stub(summary: str) -> Callable[[], None]:
@@ -107,10 +110,17 @@ def _stub(summary: str) -> Callable[[], None]:
 
 
 def build(wanted: str | None) -> typer.Typer:
-    """Return the root command with `wanted` loaded and every other room listed only."""
-    import typer
+    """Return the root command with `wanted` loaded and every other room listed only.
 
-    from coldframe.cli.groups import group
+    Raises:
+        RoomUnavailableError: what it needs is not installed.
+    """
+    try:
+        import typer
+
+        from coldframe.cli.groups import group
+    except ImportError as error:
+        raise _unavailable(wanted, error) from error
 
     app = group(
         name="coldframe",

@@ -22,6 +22,7 @@ from coldframe.cli.run_view import ATTEMPTS, brief, refusals, row, summary_table
 from coldframe.harnesses.base import Limits, ModelSettings
 from coldframe.learning.captured import shaping
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError, RunError
+from coldframe.protocol.text import lacking
 from coldframe.rollouts.capture import ModelCapture
 from coldframe.rollouts.config import RunConfig
 from coldframe.rollouts.directory import RunDirectory, open_run
@@ -191,9 +192,7 @@ async def _captured(config: RunConfig) -> AsyncIterator[ModelCapture | None]:
         from coldframe.inference.local import local_capture
         from coldframe.inference.proxy import ProxySettings
     except ImportError as error:
-        raise CapabilityError(
-            f"--capture lacks a library ({error}): pip install 'coldframe[inference]'"
-        ) from error
+        raise CapabilityError(lacking("--capture", error, "cli,inference")) from error
     engine = EngineSettings(
         base_url=model.base_url,
         api_key=model.api_key,

@@ -19,6 +19,7 @@ import typer
 from coldframe.cli import render
 from coldframe.protocol import places, tracing
 from coldframe.protocol.errors import CapabilityError, ColdframeError, InvalidRequestError
+from coldframe.protocol.text import lacking
 
 if TYPE_CHECKING:
     from coldframe.gateway.served import Served
@@ -183,9 +184,7 @@ async def _serve(
         from coldframe.gateway.stopping import until_stopped
         from coldframe.gateway.store import open_store
     except ImportError as error:
-        raise CapabilityError(
-            f"coldframe serve lacks a library ({error}): pip install 'coldframe[gateway]'"
-        ) from error
+        raise CapabilityError(lacking("coldframe serve", error, "cli,gateway")) from error
     from coldframe.node.settings import NodeSettings
 
     for name in ("uvicorn.error", "coldframe.gateway"):

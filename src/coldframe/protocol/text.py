@@ -24,3 +24,11 @@ def excerpt(text: str | bytes, most: int = 200) -> str:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)"
+
+
+def lacking(what: str, error: Exception, extra: str) -> str:
+    """Say that this installation cannot do something, and which extras of ours bring what it lacks.
+
+    From a clone: Coldframe is on no package index.
+    """
+    return f"{what} lacks a library ({error}): pip install '/path/to/clone[{extra}]'"

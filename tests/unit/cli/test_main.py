@@ -77,7 +77,7 @@ def test_broken_room_takes_no_other_down(
     monkeypatch.setitem(entry.ROOMS, "image", entry.Room("coldframe.cli.absent:app", "gone"))
 
     assert entry.main(["image", "ls"]) == entry.EXIT_FAILED
-    assert capsys.readouterr().err.startswith("coldframe: `coldframe image` is not available")
+    assert capsys.readouterr().err.startswith("coldframe: coldframe image lacks a library")
     assert entry.main(["--help"]) == 0
 
 
@@ -181,3 +181,23 @@ def test_reader_that_goes_away_is_no_error_message(tmp_path: object) -> None:
 
     assert b"Traceback" not in said
     assert b"coldframe:" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [(["run", "x"], "cli"), (["serve"], "cli,gateway"), (["--help"], "cli")],
+)
+def test_installation_of_the_sdk_alone_names_what_brings_the_command(
+    words: list[str], extra: str
+) -> None:
+    """`pip install CLONE` has the command too; a traceback to report is no remedy."""
+    code = "import sys; sys.modules['typer'] = None\nfrom coldframe.cli.main import main\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit(main({words!r}))"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert "lacks a library" in ran.stderr
+    assert f"pip install '/path/to/clone[{extra}]'" in ran.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 from coldframe.gateway.store.base import KeyRecord, Store
 from coldframe.protocol.errors import CapabilityError, InvalidRequestError
+from coldframe.protocol.text import lacking
 
 __all__ = ["ENTRY_POINTS", "STORES", "KeyRecord", "Store", "names", "open_store"]
 
@@ -67,6 +68,4 @@ def _load(scheme: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise CapabilityError(
-            f"store {scheme!r} lacks a library ({error}): pip install 'coldframe[{scheme[:5]}]'"
-        ) from error
+        raise CapabilityError(lacking(f"store {scheme!r}", error, scheme[:5])) from error
