@@ -20,6 +20,7 @@ from coldframe.harnesses.base import OUTPUT_WINDOW_BYTES, check_platform
 from coldframe.harnesses.scripts import pack, run_argv
 from coldframe.protocol.errors import (
     CapabilityError,
+    CapacityError,
     FileError,
     GradingPreventedError,
     NotExecutedError,
@@ -190,13 +191,14 @@ class Verifier:
         self.note(reward_file=path)
 
     async def _undisturbed(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do something with files; if it fails, kill whoever may be in the way and do it again.
+        """Do something in its places; if it fails, kill whoever may be in the way and try again.
 
-        An agent must not escape its grade by leaving somebody who undoes what we do.
+        An agent must not escape its grade by leaving somebody who undoes what we do, or who holds
+        so many connections that the node has no descriptor left to guard them.
         """
         try:
             return await step()
-        except FileError:
+        except (FileError, CapacityError):
             killed = await self.sandbox.kill_processes()
             if not killed:
                 raise

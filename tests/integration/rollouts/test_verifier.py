@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from coldframe.client import AsyncSandbox, AsyncSandboxClient
-from coldframe.host import guard
+from coldframe.host import guard, guard_mount
+from coldframe.host.guard_mount import Site, Wanted
 from coldframe.protocol.errors import (
     GradingPreventedError,
     NotExecutedError,
@@ -469,3 +471,23 @@ async def test_key_inputs_that_take_for_ever_to_read_are_the_agents_doing(
 
     with pytest.raises(GradingPreventedError, match="/key: a key input"):
         await grade(f"echo 0 > {TEXT}", toml='[metadata.coldframe]\nkey_inputs = ["/key"]\n')
+
+
+async def test_verifier_that_cannot_be_guarded_for_what_lives_kills_that_and_grades(
+    grade: Grade, native_sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A want of descriptors passes, so it is tried again with a new agent: a second chance."""
+    begin = guard_mount.begin
+
+    def wanting(site: Site, target: int, wanted: Wanted) -> guard.Guard:
+        if wanted.others:
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        return begin(site, target, wanted)
+
+    monkeypatch.setattr(guard_mount, "begin", wanting)
+    await native_sandbox.exec("sleep 600 > /dev/null 2>&1 &")
+    verdict, verifier = await grade(f"echo 0 > {TEXT}")
+
+    assert verdict == {"reward": 0.0}
+    assert verifier.record().guarded
+    assert [one.name for one in verifier.killed] == ["sleep"]
