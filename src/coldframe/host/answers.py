@@ -31,18 +31,11 @@ T = TypeVar("T")
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 
-def _find(fields: Fields, tag: int) -> memoryview | None:
+def _must(fields: Fields, tag: int) -> memoryview:
     for found, value in fields:
         if found == tag:
             return value
-    return None
-
-
-def _must(fields: Fields, tag: int) -> memoryview:
-    value = _find(fields, tag)
-    if value is None:
-        raise wire.ProtocolError(f"field {tag} is missing")
-    return value
+    raise wire.ProtocolError(f"field {tag} is missing")
 
 
 def _descriptor(fields: Fields, tag: int, descriptors: list[int]) -> int:
