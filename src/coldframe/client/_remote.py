@@ -140,7 +140,7 @@ class RemoteNode(RemoteExecs):
             except SandboxNotFoundError:
                 continue
             except ColdframeError as error:
-                failures.append(str(error))
+                failures.append(f"sandbox {sandbox_id!r} was not deleted: {error}")
         for task in self._relays:
             task.cancel()
         await asyncio.gather(*self._relays, return_exceptions=True)

@@ -42,7 +42,7 @@ async def test_key_that_is_revoked_in_the_middle_is_the_callers_and_never_a_rewa
             key = await create_key(store, "ml", [Scope.READ, Scope.EXEC, Scope.CREATE, Scope.ADMIN])
             config = RunConfig(tasks=(tmp_path / "tasks",), harness="oracle", attempts=3)
             directory = RunDirectory(tmp_path / "out")
-            with pytest.raises(SandboxStateError, match="closing left something behind"):
+            with pytest.raises(SandboxStateError, match="left something behind: sandbox 'sb-"):
                 async with AsyncSandboxClient(url=service.tcp, api_key=key) as client:
                     running = asyncio.create_task(Batch(client, config, directory).run())
                     await until_asked(lambda: all_begun(admin, 1))
