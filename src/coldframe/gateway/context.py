@@ -296,7 +296,7 @@ async def until_one_ends(
 
 
 async def hung_up(scope: Mapping[str, Any]) -> None:
-    """Return once the connection of a WebSocket is lost.
+    """Return once the connection of a request or WebSocket is lost.
 
     Who waits until a sandbox takes what the client has sent hears of it by no message.
     """

@@ -17,7 +17,7 @@ from coldframe.protocol.errors import InvalidRequestError
 from coldframe.protocol.wire import error_body
 
 LOST = "coldframe.lost"
-"""Key in the scope of a WebSocket: an event that is set once its connection is lost."""
+"""Key in the scope of a request or WebSocket: an event that is set once its connection is lost."""
 _SWITCHED, _BAD_REQUEST = 101, 400
 
 

@@ -114,7 +114,13 @@ class _Duplex(StreamingResponse):
 
 
 async def _send(request: Request, writer: asyncio.StreamWriter) -> None:
-    try:
+    async with until_one_ends(_pass_body(request, writer), hung_up(request.scope)):
+        pass
+    writer.transport.abort()
+
+
+async def _pass_body(request: Request, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ClientDisconnect):
         with contextlib.suppress(ConnectionError):
             async for piece in request.stream():
                 writer.write(piece)
@@ -123,9 +129,6 @@ async def _send(request: Request, writer: asyncio.StreamWriter) -> None:
                 writer.write_eof()
         while (await request.receive())["type"] != "http.disconnect":
             pass
-    except ClientDisconnect:
-        pass
-    writer.transport.abort()
 
 
 @router.websocket("/{port}/websocket")
@@ -162,11 +165,13 @@ async def _read_or_stop(reader: asyncio.StreamReader, stop: asyncio.Task[None]) 
 
 
 async def _hear(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
-    async with until_one_ends(_pass_on(socket, writer), hung_up(socket.scope)):
-        pass
+    passing = _pass_messages(socket, writer)
+    async with until_one_ends(passing, hung_up(socket.scope)) as (passed, _):
+        if not passed.done():
+            writer.transport.abort()  # what it waits for may never come
 
 
-async def _pass_on(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
+async def _pass_messages(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError):
         while (message := await socket.receive())["type"] != "websocket.disconnect":
             piece = message.get("bytes") or (message.get("text") or "").encode()

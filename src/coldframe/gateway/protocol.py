@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Coroutine
@@ -21,13 +22,15 @@ from uvicorn.protocols.http.httptools_impl import (
 from coldframe.gateway.exchange import Exchange, Taker
 from coldframe.gateway.heads import Heads, ends_with_message
 from coldframe.gateway.joined import Joined
-from coldframe.gateway.lasting import Lasting
+from coldframe.gateway.lasting import LOST, Lasting
 from coldframe.protocol.errors import ColdframeError, InvalidRequestError, NotPermittedError
 from coldframe.protocol.wire import ERROR_TRAILER, error_body
 
 log = logging.getLogger("coldframe.gateway")
 
 _CREDENTIALS = struct.Struct("3i")
+_LOOK_S = 5.0
+"""How often a client is looked at of which nothing is read, since nobody takes what it has sent."""
 
 
 def _refusal(status: int, error: ColdframeError) -> bytes:
@@ -100,6 +103,7 @@ class Bounded(HttpToolsProtocol):
     _idle_since: float | None = None
     """Since when all is answered, if the last of it was without the application."""
     _idle: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Turn away other users of a unix socket, and start the clock."""
@@ -113,6 +117,7 @@ class Bounded(HttpToolsProtocol):
             stream.close()
             return
         self._begun = True
+        self._lost = asyncio.Event()
         self._heads = Heads(self.most_bytes)
         super().connection_made(cast(asyncio.Transport, Joined(stream)))
         self._await_head()
@@ -120,10 +125,12 @@ class Bounded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._forget_clock()
-        if self._idle is not None:
-            self._idle.cancel()
+        for timer in (self._idle, self._look):
+            if timer is not None:
+                timer.cancel()
         if self._begun:
             super().connection_lost(exc)
+            self._lost.set()
 
     def eof_received(self) -> None:
         """Let a refused client go."""
@@ -166,7 +173,8 @@ class Bounded(HttpToolsProtocol):
             self._begin_cycle()
 
     def _begin_cycle(self) -> None:
-        cast(dict[str, object], self.scope)[BREAK_OFF] = WeakMethod(self._break_off)
+        about = cast(dict[str, object], self.scope)
+        about[BREAK_OFF], about[LOST] = WeakMethod(self._break_off), self._lost
         super().on_headers_complete()
 
     def _break_off(self, error: bytes) -> None:
@@ -235,6 +243,18 @@ class Bounded(HttpToolsProtocol):
             self._body += body
         elif not self._refused:
             super().on_body(body)
+            if self.flow.read_paused and self._look is None:
+                self._look = self.loop.call_later(_LOOK_S, self._on_look)
+
+    def _on_look(self) -> None:
+        """End it if its client has left, which is not told while nothing is read."""
+        self._look = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        if _has_left(self.transport):
+            self.transport.abort()
+        else:
+            self._look = self.loop.call_later(_LOOK_S, self._on_look)
 
     def on_message_complete(self) -> None:
         """The next head may come; its time begins with its first byte."""
@@ -335,6 +355,13 @@ class Bounded(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+def _has_left(transport: asyncio.Transport) -> bool:
+    """Whether the other end has closed the connection."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _peer(transport: asyncio.Transport) -> tuple[int | None, int | None]:

@@ -44,6 +44,8 @@ _BACKLOG = 1024
 _UNSENT_BYTES = 1 << 19
 """What the kernel takes of an answer before the client has room for it; else up to 4 MiB for each
 client that does not read, all of which has to be worked out first."""
+_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""Seconds of silence, and probes, after which a client's machine counts as gone."""
 _LOOK_S = 0.05
 _LAST_WORDS_S = 1.0
 """How long WebSockets may go on once commands have ended: those of commands end by themselves."""
@@ -318,6 +320,9 @@ def _bound(listen: Listen) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        for option, value in _ALIVE.items():
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind((listen.host, listen.port))
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -23,10 +23,16 @@ from websockets.asyncio.client import connect as aconnect
 from websockets.exceptions import ConnectionClosedOK, InvalidStatus
 from websockets.sync.client import connect, unix_connect
 
-from coldframe import ColdframeError, PortUnreachableError, Sandbox, SandboxClient
+from coldframe import (
+    AsyncSandboxClient,
+    ColdframeError,
+    PortUnreachableError,
+    Sandbox,
+    SandboxClient,
+)
 from tests.fixtures.ports import kept_port
 from tests.fixtures.service import Service, serving
-from tests.fixtures.waiting import wait_until
+from tests.fixtures.waiting import until, wait_until
 
 ECHO = (
     "import socket\n"
@@ -37,6 +43,12 @@ ECHO = (
     "    c.close()\n"
 )
 
+TAKES_NOTHING = """
+import socket, time
+with socket.create_server(("127.0.0.1", 8151)):
+    print("listening", flush=True)
+    time.sleep(120)
+"""
 LATE = (
     "import socket, time\n"
     "s = socket.create_server(('127.0.0.1', PORT))\n"
@@ -204,6 +216,47 @@ def test_connection_to_a_port_is_an_ordinary_socket(served: Sandbox, echo_port: 
     assert got == data
     with kept_port() as silent, pytest.raises(PortUnreachableError):
         served.connect(silent)
+
+
+@pytest.mark.parametrize("way", ["stream", "websocket"])
+async def test_port_that_takes_nothing_is_let_go_when_its_client_leaves(
+    service: Service, way: str
+) -> None:
+    """Else the connection is held as long as the sandbox."""
+
+    def held() -> int:
+        return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
+
+    async with AsyncSandboxClient(url=service.unix) as client:
+        sandbox = await client.create_sandbox("any")
+        waits = await sandbox.start(["python3", "-c", TAKES_NOTHING])
+        assert (await waits.read()).data == b"listening\n"
+        before = held()
+        target = f"/v1/sandboxes/{sandbox.id}/ports/8151/{way}"
+        transport: asyncio.WriteTransport
+        if way == "websocket":
+            url = service.tcp.replace("http", "ws") + target
+            socket_there = await aconnect(url, ping_interval=None)
+            transport = socket_there.transport
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    while True:
+                        await socket_there.send(bytes(1 << 20))
+        else:
+            host, _, port = service.tcp.removeprefix("http://").partition(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            transport = writer.transport
+            head = f"POST {target} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99999999\r\n\r\n"
+            writer.write(head.encode() + bytes(1 << 25))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await writer.drain()
+        assert held() > before
+        # As the kernel of a client that was killed may do at once, and else does in minutes.
+        linger = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        transport.abort()
+        await until(lambda: held() == before, within_s=60)
 
 
 def test_port_is_reached_by_websocket(service: Service, served: Sandbox, echo_port: int) -> None:

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from coldframe.gateway.exchange import Exchange, Taker
 from coldframe.gateway.heads import Heads
+from coldframe.gateway.lasting import LOST
 from coldframe.gateway.protocol import BREAK_OFF, bounded
 
 BODIES = (b'{"argv":["true"]}', b'{"command":"exit 3"}', b'{"command":"echo hello"}', b"\r\n")
@@ -158,7 +159,8 @@ class Talk:
 
     def _note(self, way: str, scope: Scope, body: bytes) -> None:
         about = {**scope, "headers": [*scope["headers"]], "state": {**scope["state"]}}
-        about.pop(BREAK_OFF, None)  # of this connection
+        for own in (BREAK_OFF, LOST):  # of this connection
+            about.pop(own, None)
         self.understood.append((way, about, body))
 
 
