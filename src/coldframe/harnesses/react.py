@@ -212,7 +212,8 @@ class _Conversation:
             text = f"[{error.code}] The command was not started: {error}"
             self._tell(step, text, rule=WHOLE, call_id=call.id)
             return
-        window = RULES[self.rule](observation(result))
+        not_kept = result.out.omitted_bytes + result.err.omitted_bytes
+        window = RULES[self.rule](observation(result), not_kept)
         self._tell(
             step, window.text, rule=window.rule, call_id=call.id, omitted=window.omitted_characters
         )

@@ -17,7 +17,7 @@ class Shown(Model):
     """What the model was shown, apart from the whole."""
 
     rule: str
-    """Name and version of the window rule, such as `head_tail_10k@1`."""
+    """Name and version of the window rule, such as `head_tail_10k@2`."""
     text: BlobRef
     omitted_characters: int = Field(default=0, ge=0)
 

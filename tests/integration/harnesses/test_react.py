@@ -188,12 +188,25 @@ async def test_react_long_output_is_shown_by_the_named_rule_and_kept_whole(
         await ReactHarness().run(episode)
 
     step = episode.recorder.steps[0]
-    assert step.shown[0].shown.rule == "head_tail_10k@1"
+    assert step.shown[0].shown.rule == "head_tail_10k@2"
     assert step.shown[0].shown.omitted_characters > 20_000
     assert len(shown(episode)[0]) < 10_100
     assert step.calls[0].stdout is not None
     assert step.calls[0].stdout.complete
     assert len(episode.recorder.blobs.get(step.calls[0].stdout.stored)) == 33_000
+
+
+async def test_react_counts_what_nobody_kept_of_an_output_among_what_is_left_out(
+    make_episode: MakeEpisode,
+) -> None:
+    """Of 20 MB the model was told of the 8 MiB that the record keeps, and of no more."""
+    with ModelEndpoint({"the task": [Bash("yes | head -c 20000000")]}) as endpoint:
+        episode = make_episode(endpoint.base_url)
+        await ReactHarness().run(episode)
+
+    (message,) = episode.recorder.steps[0].shown
+    assert 19_990_000 < message.shown.omitted_characters < 19_991_000
+    assert f"[{message.shown.omitted_characters} characters omitted]" in shown(episode)[0]
 
 
 @pytest.mark.parametrize(
