@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from coldframe.images.base import Image
-from coldframe.node import node as nodes
+from coldframe.node import inside_calls
 from coldframe.node.node import Node
 from coldframe.protocol.errors import NotKnownError, SandboxGoneError
 from coldframe.protocol.models import ExecRequest, FileChanges, SandboxSpec
@@ -185,7 +185,7 @@ async def test_tree_that_is_too_large_to_tell_is_not_known(
         with pytest.raises(NotKnownError, match="more files"):
             await native_node.changes(sandbox, mark)
     with monkeypatch.context() as small:
-        small.setattr(nodes, "CHANGES_S", 0.0)
+        small.setattr(inside_calls, "CHANGES_S", 0.0)
         with pytest.raises(NotKnownError, match="within 0 s"):
             await native_node.changes(sandbox, mark)
     assert (await native_node.changes(sandbox, mark)).created == 2000

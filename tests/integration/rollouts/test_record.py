@@ -16,7 +16,7 @@ import pytest
 from coldframe.client import AsyncSandboxClient
 from coldframe.harnesses.base import ModelSettings
 from coldframe.host.wire import VERSION as SPAWNER_PROTOCOL
-from coldframe.node import node as nodes
+from coldframe.node import inside_calls
 from coldframe.protocol import PROTOCOL_VERSION
 from coldframe.rollouts.load import load_task
 from coldframe.rollouts.record import package_version
@@ -136,7 +136,7 @@ async def test_looks_that_tell_nothing_are_said_and_given_up(
     run_attempt: RunAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent with a million files must not slow every further step, nor lose its grade."""
-    monkeypatch.setattr(nodes, "CHANGES_S", 0.0)
+    monkeypatch.setattr(inside_calls, "CHANGES_S", 0.0)
     directory = make_task(tmp_path)
     trajectory = await by_model(run_attempt, directory, Bash("true", "true", "touch /done"))
 
