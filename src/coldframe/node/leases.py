@@ -71,7 +71,7 @@ class Leases:
     def expire(self, sandbox: Sandbox) -> None:
         """Its time has come."""
         if not sandbox.ended:
-            self._background.spawn(self._expire(sandbox))
+            self._background.spawn(self._expire(sandbox, sandbox.lease))
 
     def expire_one_kept(self, sandboxes: Iterable[Sandbox]) -> None:
         """Those that are only there to be read make room, the oldest first."""
@@ -83,7 +83,9 @@ class Leases:
         loop = asyncio.get_running_loop()
         sandbox.lease = loop.call_later(seconds, self.expire, sandbox)
 
-    async def _expire(self, sandbox: Sandbox) -> None:
+    async def _expire(self, sandbox: Sandbox, lease: asyncio.TimerHandle | None) -> None:
+        if sandbox.lease is not lease:  # it was renewed in this moment
+            return
         try:
             if self._quarantine_s > 0 and sandbox.running:
                 await self._keep(sandbox)

@@ -255,22 +255,25 @@ class Sandboxes:
         """
         while not sandbox.ended:
             if sandbox.ending is None:
-                sandbox.ending = self._background.spawn(self._end(sandbox, expired))
+                self._begin_end(sandbox, expired=expired)
+                sandbox.ending = self._background.spawn(self._end(sandbox))
             await asyncio.shield(sandbox.ending)
         if sandbox.ending is not None:
             await asyncio.shield(sandbox.ending)
 
-    async def _end(self, sandbox: Sandbox, expired: bool) -> None:
+    def _begin_end(self, sandbox: Sandbox, *, expired: bool) -> None:
+        """In the moment that it is asked for: what is told after that it goes on is wrong."""
+        if sandbox.running:
+            reason = (sandbox.reason or LEASE_ENDED) if expired else None
+            sandbox.move(SandboxState.TERMINATING, reason)
+            sandbox.expired = expired
+            self._legacy.note(sandbox)
+
+    async def _end(self, sandbox: Sandbox) -> None:
         try:
             if sandbox.handle is None:
                 await self._end_unborn(sandbox)
                 return
-            if sandbox.state is not SandboxState.TERMINATING:
-                sandbox.move(
-                    SandboxState.TERMINATING, (sandbox.reason or LEASE_ENDED) if expired else None
-                )
-                sandbox.expired = expired
-                self._legacy.note(sandbox)
             self.leases.let_be(sandbox)
             self._execs.refuse_waiting(sandbox)
             await self._destroy(sandbox, sandbox.handle)

@@ -189,5 +189,26 @@ async def test_lease_whose_end_fails_is_tried_again(
     assert (await node.close()).failures == ()  # it was done all the same
 
 
+@pytest.mark.parametrize("quarantine_s", [0, 60])
+@pytest.mark.parametrize("turns", range(4))
+async def test_renewal_in_the_moment_of_the_end_holds_or_is_refused(
+    make_node: NodeMaker, quarantine_s: float, turns: int
+) -> None:
+    """Who was told that it goes on must not lose it in the next moment."""
+    node = await make_node(quarantine_s=quarantine_s)
+    info = await node.create_sandbox(SPEC)
+    sandbox = node._works.register.find(info.id)
+    node._works.sandboxes.leases.expire(sandbox)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+    try:
+        await node.renew(info.id, 60)
+    except (SandboxStateError, SandboxGoneError):
+        return
+    assert (await node.exec(info.id, TRUE)).ok
+    assert (await node.get(info.id)).state is SandboxState.READY
+
+
 async def _is(node: Node, sandbox_id: str, state: SandboxState) -> bool:
     return (await node.get(sandbox_id)).state is state
