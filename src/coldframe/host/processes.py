@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,13 @@ _TABLE_BYTES = 4 << 20
 _LISTEN = b"0A"
 _START_TIME = 18
 """Where it stands in /proc/PID/stat, behind the state."""
+
+
+def has_exited(pidfd: int) -> bool:
+    """Whether the process of a pidfd runs no more."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class ProcessEnds:

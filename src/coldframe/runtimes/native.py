@@ -45,6 +45,7 @@ _LEAK_GRACE_S = 3.0
 _LEAK_POLL_S = 0.02
 _END_PATIENCE_S = 30.0
 _BLANKS_PER_WORKER = 2
+_SPAWNER_LOST = "spawner lost"
 
 
 class NativeRuntime:
@@ -87,6 +88,8 @@ class NativeRuntime:
         )
         self._workers, self._binary = workers, binary
         self._sandboxes: dict[str, NativeSandbox] = {}
+        self._early: dict[str, str] = {}
+        """Why each of those that are being made has ended, should it have."""
         self._making: set[asyncio.Future[Any]] = set()
         """Creates, and what goes on behind them: to be waited for at the end."""
         self._refilling: asyncio.Future[None] | None = None
@@ -289,7 +292,13 @@ class NativeRuntime:
         making.add_done_callback(self._making.discard)
 
     async def _create(self, sandbox_id: str, spec: SandboxSpec, image: Image) -> NativeSandbox:
-        sandbox = self._enter(spec, await self._maker.make(sandbox_id, spec, image))
+        self._early[sandbox_id] = _SPAWNER_LOST
+        try:
+            sandbox = self._enter(spec, await self._maker.make(sandbox_id, spec, image))
+            if sandbox.parts.ended:
+                sandbox.note_gone(self._early[sandbox_id])
+        finally:
+            self._early.pop(sandbox_id, None)
         self._refill_spares()
         self._blanks.create_noted()
         if not spec.network.empty:
@@ -328,16 +337,19 @@ class NativeRuntime:
 
     def _sandbox_gone(self, event: SandboxGone) -> None:
         self._blanks.lose([event.sandbox_id])
-        sandbox = self._sandboxes.get(event.sandbox_id)
-        if sandbox is not None:
-            sandbox.note_gone(native_takeover.gone_cause(event.cause, event.code))
+        self._note_gone(event.sandbox_id, native_takeover.gone_cause(event.cause, event.code))
 
     def _worker_lost(self, sandbox_ids: Sequence[str]) -> None:
         self._blanks.lose(sandbox_ids)
         for sandbox_id in sandbox_ids:
-            sandbox = self._sandboxes.get(sandbox_id)
-            if sandbox is not None:
-                sandbox.note_gone("spawner lost")
+            self._note_gone(sandbox_id, _SPAWNER_LOST)
+
+    def _note_gone(self, sandbox_id: str, cause: str) -> None:
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is not None:
+            sandbox.note_gone(cause)
+        elif sandbox_id in self._early:
+            self._early[sandbox_id] = cause
 
     # --- leaks ------------------------------------------------------------------------
 

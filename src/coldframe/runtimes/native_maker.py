@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coldframe.host.blanks import Blanks
 from coldframe.host.descriptors import needing_room
+from coldframe.host.processes import has_exited
 from coldframe.host.rootfs import RootFiles
 from coldframe.host.space import require_space_at
 from coldframe.host.spawner import Created, CreateSpec, Keep, Spawner, SpawnerFault
@@ -115,7 +116,8 @@ class Maker:
         """Put together what was made, or found."""
         spawner, created, id_base = made
         ground = self._ground
-        # Its end is told by an event; the number is checked by its namespaces when it is used.
+        # A later end is told by an event; the number is checked by its namespaces when it is used.
+        ended = has_exited(created.pidfd)
         os.close(created.pidfd)
         files = RootFiles(created.root_fd, id_base, ground.file_threads, planner.default_owner)
         egress.settle(created.place, files)
@@ -130,6 +132,7 @@ class Maker:
             layers=tuple(ground.layers / layer / "root" for layer in image.layers),
             cgroups=ground.cgroups.paths,
             command_ended=self._blanks.command_ended,
+            ended=ended,
             keeping=self._keeping,
         )
 

@@ -31,5 +31,7 @@ class Parts:
     """The node's directory in each hierarchy."""
     command_ended: Callable[[], None]
     """Told of each command's end."""
+    ended: bool
+    """Whether its pid 1 had exited when it was handed over: its end may have been told already."""
     keeping: Keeping | None
     """None: it ends with this process."""

@@ -8,11 +8,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coldframe.host import census
+from coldframe.host.spawner import Created
 from coldframe.images.base import Image
 from coldframe.images.store import ImageStore
 from coldframe.node import fingerprints
@@ -106,6 +109,34 @@ async def test_sandbox_whose_pid_1_is_killed_is_lost(native_node: Node, spec: Sa
     assert (await ended(native_node, sandbox.id)).state is SandboxState.LOST
     with pytest.raises(SandboxGoneError, match="was lost"):
         await native_node.exec(sandbox.id, ExecRequest(argv=("true",)))
+
+
+async def test_sandbox_that_ends_in_the_moment_of_its_create_is_lost(
+    native_node: Node, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end may be told before its create is known to have come out; it would live for ever."""
+    runtime = native_node.runtime
+    assert isinstance(runtime, NativeRuntime)
+    told = asyncio.Event()
+    lose, make = runtime._blanks.lose, runtime._maker._create
+
+    def heard(sandbox_ids: Sequence[str]) -> None:
+        lose(sandbox_ids)
+        told.set()
+
+    async def dying(*order: Any) -> Created:
+        created = await make(*order)
+        told.clear()
+        os.kill(created.pid, signal.SIGKILL)
+        await told.wait()
+        return created
+
+    monkeypatch.setattr(runtime._blanks, "lose", heard)
+    monkeypatch.setattr(runtime._maker, "_create", dying)
+    sandbox = await native_node.create_sandbox(spec)
+
+    last = await ended(native_node, sandbox.id)
+    assert (last.state, last.reason) == (SandboxState.LOST, "signal 9")
 
 
 async def test_spawner_killed_amid_execs_leaves_nothing(
