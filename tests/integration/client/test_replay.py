@@ -26,7 +26,14 @@ LARGE = b"0123456789abcdef" * (5 << 16)
 """More than is sent at once."""
 
 
-@pytest.fixture(params=[*BACKENDS, pytest.param("tcp", id="tcp")])
+WAYS = [
+    *BACKENDS,
+    pytest.param("tcp", id="tcp"),
+    pytest.param("native-tcp", id="native-tcp", marks=pytest.mark.root),
+]
+
+
+@pytest.fixture(params=WAYS)
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A sandbox by every way to a node."""
     with a_sandbox(request) as sandbox:
