@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -75,13 +74,11 @@ async def submit(
     service = service_of(request)
     if wait_s == 0:
         return await _start(service, tenant, inner, wanted)
-    began = time.perf_counter()
     try:
         async with service.polls.bound(wait_s):
             result = await tenant.node.exec(inner, wanted)
     except TimeoutError:
         return running(tenant, wanted.operation_id)
-    service.meters.exec.add(time.perf_counter() - began)
     return result_answer(service, tenant, result, tenant.result(result))
 
 

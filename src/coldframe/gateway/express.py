@@ -8,7 +8,6 @@ Why: docs/adr/0067-few-commands-at-once.md
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +105,6 @@ class _Command:
         self._settled = False
         self._tenant: Tenant
         self._operation_id: str | None
-        self._began: float
 
     async def begin(self, wait_s: float) -> None:
         """Let the request in, and begin what it asks for."""
@@ -141,7 +139,6 @@ class _Command:
         self._operation_id = wanted.operation_id
         inner = self._tenant.sandbox(self._scope["path_params"]["sandbox_id"])
         service.polls.call_late(wait_s, self._late)
-        self._began = time.perf_counter()
         self._let_go = node.begin_exec(inner, wanted, self._ended)
 
     def _ended(self, ended: ExecResult | BaseException) -> None:
@@ -150,7 +147,6 @@ class _Command:
         if isinstance(ended, BaseException):
             self._fail(ended)
             return
-        self._service.meters.exec.add(time.perf_counter() - self._began)
         try:
             shown = self._tenant.result(ended)
             self._answer(result_answer(self._service, self._tenant, ended, shown))

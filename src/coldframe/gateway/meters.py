@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from coldframe.node.durations import Durations
 from coldframe.node.sandboxes import Load
 from coldframe.protocol.models import Ledger
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_WINDOW = 2048
-_QUANTILES = (0.5, 0.95, 0.99)
-
-
-class Durations:
-    """How long the latest of something took."""
-
-    def __init__(self) -> None:
-        self._latest: deque[float] = deque(maxlen=_WINDOW)
-        self.count = 0
-        self.sum = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Note one."""
-        self._latest.append(seconds)
-        self.count += 1
-        self.sum += seconds
-
-    def quantiles(self) -> Iterator[tuple[float, float]]:
-        """Yield quantiles of the latest 2,048; none when there was none."""
-        ordered = sorted(self._latest)
-        for quantile in _QUANTILES if ordered else ():
-            yield quantile, ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
 
 
 class Meters:
@@ -44,7 +20,6 @@ class Meters:
 
     def __init__(self) -> None:
         self.boot = Durations()
-        self.exec = Durations()
         self.requests: dict[int, int] = {}
         """Answers by status."""
 
@@ -91,8 +66,8 @@ class _Snapshot(Collector):
         yield GaugeMetricFamily("coldframe_spool_bytes", spools, value=self._load.spool_bytes)
         boot = "From a create's request to a ready sandbox; its quantiles are of the latest 2,048."
         yield _summary("coldframe_boot_seconds", boot, self._meters.boot)
-        run = "From a command's request to its result; its quantiles are of the latest 2,048."
-        yield _summary("coldframe_exec_seconds", run, self._meters.exec)
+        run = "Of commands that have ended, their wait included; quantiles of the latest 2,048."
+        yield _summary("coldframe_exec_seconds", run, self._load.took)
         answers = CounterMetricFamily(
             "coldframe_answers", "Answers by HTTP status.", labels=["status"]
         )

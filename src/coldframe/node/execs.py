@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from coldframe.host.outcome import Outcome, Undertaking
+from coldframe.node.durations import Durations
 from coldframe.node.legacy import read_exec
 from coldframe.node.life import Sandbox
 from coldframe.node.operations import ExecOperation, Operations, never_ran
@@ -63,6 +64,8 @@ class Execs:
         self._running: set[ExecOperation] = set()
         self._of_owner: Counter[str] = Counter()
         """How many of these each owner has."""
+        self.took = Durations()
+        """Of commands that have ended, their wait included; shells of sessions are none."""
         self._outputs = Outputs(settings)
         self._windows = Shares(
             settings.owner_window_bytes, "windows and requests of running commands"
@@ -138,6 +141,10 @@ class Execs:
         if operation not in self._running:
             return
         self._running.remove(operation)
+        ended = operation.ended
+        if ended.done() and ended.exception() is None and not operation.request.status_pipe:
+            result = ended.result()
+            self.took.add(result.queued_s + result.duration_s)
         owner = operation.owner
         if owner is not None:
             self._of_owner[owner] -= 1

@@ -11,6 +11,7 @@ from coldframe.host.outcome import Outcome, Undertaking
 from coldframe.host.patience import wait_while_any_end
 from coldframe.images.base import Image
 from coldframe.node.background import Background
+from coldframe.node.durations import Durations
 from coldframe.node.execs import Execs
 from coldframe.node.leases import Leases
 from coldframe.node.legacy import Legacy
@@ -75,6 +76,8 @@ class Load:
     """Why no sandbox could be made now; None: nothing is in the way."""
     spool_bytes: int
     """What the kept output of commands counts for, while they run as much as they may keep."""
+    took: Durations
+    """Of commands that have ended, waited for or not, their wait included."""
 
 
 def _no_offer() -> None:
@@ -123,6 +126,7 @@ class Sandboxes:
             },
             full=None if full is None else str(full),
             spool_bytes=sum(sandbox.spool_bytes for sandbox in self.register.known()),
+            took=self._execs.took,
         )
 
     def _full(self) -> CapacityError | None:

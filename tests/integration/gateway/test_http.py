@@ -366,6 +366,25 @@ def test_metrics_have_states_queues_latencies_and_the_ledger(
     process.wait()
 
 
+def test_metrics_count_commands_that_nobody_waited_for(
+    caller: httpx.Client, served: Sandbox
+) -> None:
+    """Those that take long are asked for in other ways: left out, the quantiles would be a lie."""
+
+    def counted() -> float:
+        lines = caller.get("/metrics").text.splitlines()
+        return float(dict(line.rsplit(" ", 1) for line in lines)["coldframe_exec_seconds_count"])
+
+    before = counted()
+    list(served.stream("true"))
+    served.start("true").wait()
+    served.exec("true")
+    with served.session() as session:
+        session.exec("true")
+
+    assert counted() == before + 4
+
+
 def test_client_of_another_protocol_is_refused(caller: httpx.Client) -> None:
     """Behaviour that differs must not be found out one by one."""
     answer = caller.get("/v1/capabilities", headers={"Coldframe-Protocol": "0"})

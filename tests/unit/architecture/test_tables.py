@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from coldframe.gateway.meters import Meters
+from coldframe.node.durations import Durations
 from coldframe.node.sandboxes import Load
 from coldframe.protocol.errors import ColdframeError
 from coldframe.protocol.models import Ledger, SandboxState
@@ -73,8 +74,10 @@ def test_every_metric_is_documented_and_every_documented_one_is_there() -> None:
     meters = Meters()
     meters.count(200)
     meters.boot.add(0.1)
-    meters.exec.add(0.1)
-    load = Load({("any", state): 1 for state in SandboxState}, {}, 0, {"creates": 0}, None, 0)
+    took = Durations()
+    took.add(0.1)
+    live = {("any", state): 1 for state in SandboxState}
+    load = Load(live, {}, 0, {"creates": 0}, None, 0, took)
     ledger = Ledger(created=0, deleted=0, expired=0, failed=0, lost=0, live=0, leaked=0)
     text = meters.render(load, ledger).decode()
 
