@@ -116,7 +116,7 @@ async def test_rollout_through_the_proxy_is_the_engines_own_log_bit_for_bit(
     assert sum(sequence.loss_mask) == sum(map(len, found[0].completion_token_ids))
     manifest = TrainingBatch(found).manifest
     assert manifest.policy.sampling == {"temperature": 0.8}
-    assert (manifest.policy.checkpoint, manifest.agent) == (DIGEST, "react 2")
+    assert (manifest.policy.checkpoint, manifest.agent) == (DIGEST, "react 3")
     for path in (tmp_path / "out").rglob("*"):  # neither the engine's key nor a minted one
         if path.is_file():
             assert b"sk-of-the-engine" not in path.read_bytes()
