@@ -163,6 +163,8 @@ class Events:
                 await turn
             finally:
                 watchers.discard(turn)
+                if not watchers and self._watchers.get(owner) is watchers:
+                    del self._watchers[owner]
             page = self._after(page.next_cursor, limit, owner)
         return page
 

@@ -139,3 +139,20 @@ async def test_cursor_before_any_gap_is_refused_to_whom_sees_all() -> None:
     with pytest.raises(CursorExpiredError):
         await _read(events, None, first)  # blue-0 and blue-1 would be missing
     assert await _read(events, None, "oldest") == ["blue-2", "blue-3", "amber-1", "amber-2"]
+
+
+async def test_wait_for_events_that_is_given_up_leaves_nothing() -> None:
+    """A node hears of ever more owners, and some never have an event."""
+    events = Events(10)
+    cursor = (await events.read(None, 1, owner="one", wait=False)).next_cursor
+    waiting = [
+        asyncio.ensure_future(events.read(cursor, 1, owner="one", wait=True)) for _ in range(2)
+    ]
+    await asyncio.sleep(0)
+    assert len(events._watchers["one"]) == 2
+
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
+
+    assert events._watchers == {}
