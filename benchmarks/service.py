@@ -25,6 +25,7 @@ MIB = 1 << 20
 _PIECE = bytes(MIB)
 _AROUND, _WARM = 200, 5
 _IN_FLIGHT = 16
+_SERIES = 1000
 _KEPT_RESULTS = NodeSettings().result_count
 _PAUSE_S = 0.005
 """Between two of the baseline: seldom enough to cost the measured commands next to nothing."""
@@ -102,6 +103,18 @@ async def measure_in_flight(
     await asyncio.gather(between, return_exceptions=True)
     idle += await base.take(_AROUND)
     return InFlight(taken, percentile(interleaved, 0.5), percentile(idle, 0.5), cpu_us)
+
+
+async def measure_machine(bases: list[Baseline]) -> float:
+    """p99 to p50 of 16 waiting baselines: what the machine alone makes of equal work.
+
+    Each of `bases` starts one after the other, as many at once as there are processors; with 16
+    waiting, who comes next waits for its share of them in a row.
+    """
+    in_a_row = _IN_FLIGHT // len(bases)
+    series = await asyncio.gather(*(base.take(_SERIES) for base in bases))
+    waits = [sum(one[i : i + in_a_row]) for one in series for i in range(_SERIES - in_a_row + 1)]
+    return percentile(waits, 0.99) / percentile(waits, 0.5)
 
 
 async def measure_rate(
@@ -246,6 +259,11 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             base = await stack.enter_async_context(baseline())
             await base.sample(20)
             base.seconds.clear()
+            processors = len(os.sched_getaffinity(0))
+            bases = [base] + [
+                await stack.enter_async_context(baseline())
+                for _ in range(min(processors, _IN_FLIGHT) - 1)
+            ]
             clients = {
                 "process": await stack.enter_async_context(
                     AsyncSandboxClient(in_process=True, runtime="native")
@@ -258,8 +276,8 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             taken = await measure_execs(sandboxes, base, args.n)
             host = base.p50
             say("exec, 16 in flight")
-            flying = await measure_in_flight(sandboxes["http"], base, args.n * 4, service)
-            own = await measure_in_flight(sandboxes["process"], base, args.n * 4)
+            flying = await measure_in_flight(sandboxes["http"], base, args.n * 16, service)
+            own = await measure_in_flight(sandboxes["process"], base, args.n * 16)
             result: dict[str, object] = {
                 "host_ms": summary(base.seconds),
                 **{f"{way}_exec_ms": summary(times) for way, times in taken.items()},
@@ -269,8 +287,9 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
                 **flying.figures(""),
                 "exec_cpu_us_16": flying.cpu_us,
                 "exec_mean_16_bound_ms": round(
-                    _IN_FLIGHT * flying.cpu_us["all"] / len(os.sched_getaffinity(0)) / 1e3, 2
+                    _IN_FLIGHT * flying.cpu_us["all"] / processors / 1e3, 2
                 ),
+                "machine_p99_to_p50_16": round(await measure_machine(bases), 3),
                 **own.figures("process_"),
             }
             say("transfer")
