@@ -123,15 +123,15 @@ class BtrfsStorage(Storage):
         if pool.broken:
             return (
                 f"the disk of {disk} was full, and what was written there can only be read since "
-                "then: save what sandboxes hold and make new ones; if those are refused too, make "
+                "then; save what sandboxes hold and make new ones; if those are refused too, make "
                 f"room there, at least {_least_free() >> 20} MiB"
             )
         if pool.held:
-            lost = "; what was written in the last moments before may be lost"
+            lost = ", and what was written in the last moments before may be lost"
             return (
-                f"the disk of {disk} is nearly full, so sandboxes cannot write: make room there "
-                f"(the last {RESERVE_BYTES >> 20} MiB are kept back)"
-                f"{lost if pool.lost_writes else ''}"
+                f"the disk of {disk} is nearly full, so sandboxes cannot write"
+                f"{lost if pool.lost_writes else ''}; make room there (the last "
+                f"{RESERVE_BYTES >> 20} MiB are kept back)"
             )
         return ""
 

@@ -132,14 +132,15 @@ class Verifier:
         Else there is none, as a service may be a part of what is graded; but it is known whose
         doing that is.
         """
-        starved = self.conditions.starved
+        first = self.conditions
         self.killed += await self.sandbox.kill_processes()
         self.note(again=True)
         try:
             rewards = await self._graded()
         except _NO_VERDICT as late:
-            raise self.conditions.attributed(late) from None
-        if starved:
+            # By the first run: the second may be at work on what that one made.
+            raise first.attributed(late) from None
+        if first.starved:
             return rewards
         raise GradingPreventedError(
             f"{error}; test.sh gives a verdict once what the agent left running is killed"

