@@ -158,11 +158,17 @@ class Attempt:
 
     async def room(self) -> None:
         """Return once it is known whether tokens are left that calls in flight do not use up."""
-        limit, wall = self.line.budget.tokens, self.remaining_s()
+        if not self._promised_away():
+            return
+        wall = self.remaining_s()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if wall == float("inf") else max(wall, 0)):
-                while limit is not None and self.tokens < limit <= self.tokens + self.promised:
+                while self._promised_away():
                     await self._settled.wait()
+
+    def _promised_away(self) -> bool:
+        limit = self.line.budget.tokens
+        return limit is not None and self.tokens < limit <= self.tokens + self.promised
 
     def left(self) -> int | None:
         """Return how many tokens are neither produced nor promised; None: any number."""
