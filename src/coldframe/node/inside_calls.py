@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from coldframe.node import fingerprints
 from coldframe.node.files import GuardedFiles
 from coldframe.node.opening import OpenNode
-from coldframe.protocol.errors import (
-    CapabilityError,
-)
+from coldframe.protocol.errors import CapabilityError
 from coldframe.protocol.models import (
     MOST_CHANGES,
     DiskExtension,

@@ -13,9 +13,7 @@ from coldframe.node.life import Sandbox
 from coldframe.node.sandboxes import CloseReport
 from coldframe.node.settings import NodeSettings
 from coldframe.node.works import Works, open_works
-from coldframe.protocol.errors import (
-    ClientClosedError,
-)
+from coldframe.protocol.errors import ClientClosedError
 from coldframe.protocol.ids import new_node_id
 from coldframe.runtimes.base import Runtime
 

@@ -11,9 +11,7 @@ from itertools import islice
 from coldframe.node.life import Sandbox
 from coldframe.node.opening import OpenNode
 from coldframe.node.presences import Presence, Presences
-from coldframe.protocol.errors import (
-    SandboxNotFoundError,
-)
+from coldframe.protocol.errors import SandboxNotFoundError
 from coldframe.protocol.models import (
     Quota,
     SandboxInfo,

@@ -177,7 +177,7 @@ def test_node_stays_for_a_client_and_for_a_sandbox_and_leaves_after_both(home: P
     with SandboxClient() as client:
         client.ledger()
         node = _pid_of_node(home)
-        time.sleep(2 * IDLE_S)
+        time.sleep(2 * IDLE_S)  # in which it would leave, and does not
         sandbox = client.create_sandbox("any")
         sandbox.keep()
     time.sleep(2 * IDLE_S)
@@ -307,7 +307,7 @@ async def test_client_that_does_something_else_loses_nothing(home: Path) -> None
     """A training step may block the event loop for minutes; the process is there all the same."""
     async with AsyncSandboxClient() as client, await client.create_sandbox("any") as sandbox:
         await asyncio.sleep(0.2)
-        time.sleep(2 * IDLE_S)  # noqa: ASYNC251
+        time.sleep(2 * IDLE_S)  # noqa: ASYNC251 - that the loop stands still is the case
         assert (await sandbox.exec("echo x")).stdout == b"x\n"
 
 
